@@ -1,0 +1,55 @@
+"""The command line: a thin click group; every command lives in its own file and is imported only when it is run."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from forebay.errors import ForebayError
+
+COMMANDS = {
+    "serve": ("forebay.cli.serve", "Run the gateway."),
+    "demo": ("forebay.cli.demo", "Drive a real model past capacity in all three modes and compare."),
+    "bench": ("forebay.cli.bench", "Open-loop load against a gateway or engine, with a report."),
+    "engine": ("forebay.cli.engine", "Run a stand-alone OpenAI-style engine: embedded or simulated."),
+    "config": ("forebay.cli.config", "Check a config file, or show the full default one."),
+}
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a command's module only when it is asked for, so `--help` stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="forebay", prog_name="forebay")
+def group() -> None:
+    """Forebay: overload control for GPU inference."""
+
+
+def main() -> None:
+    """Entry point: a user's mistake ends as one line on stderr and a non-zero exit, never a traceback."""
+    try:
+        group(prog_name="forebay", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except ForebayError as error:
+        click.echo(f"forebay: {error}", err=True)
+        sys.exit(error.exit_code)
