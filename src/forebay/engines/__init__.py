@@ -1,0 +1,1 @@
+"""Engines: clients of foreign inference servers, and the two engines that Forebay brings along."""
