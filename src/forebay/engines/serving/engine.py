@@ -38,7 +38,7 @@ class Job(msgspec.Struct, kw_only=True):
 class Sink(Protocol):
     """Where an engine puts what it makes for one job. Called on the event loop's thread only.
 
-    A job ends with exactly one of `done`, `vector` or `error`; calls after that, or after the client has left,
+    A job ends with exactly one of `done`, `vector` or `error`; calls after that, or after the client left,
     are ignored.
     """
 
@@ -55,14 +55,14 @@ class Sink(Protocol):
         """The embedding of the job's input."""
 
     def error(self, status: int, message: str, kind: str, code: str | None = None) -> None:
-        """The job fails: an HTTP error, or an error event when the stream has begun. `kind` is `error.type`."""
+        """The job fails: an HTTP error, or an error event once the stream has begun. `kind`: `error.type`."""
 
 
 class ServedEngine(Protocol):
     """An engine that the server can put on a port.
 
-    An engine that also makes vectors has an attribute `kinds`, the set of `JobKind`s it serves; without it the
-    server takes chat and completion for granted and answers 404 to embeddings.
+    An engine that also makes vectors has an attribute `kinds`, the set of `JobKind`s it serves; without it
+    the server takes chat and completion for granted and answers 404 to embeddings.
     """
 
     model_id: str
@@ -72,7 +72,7 @@ class ServedEngine(Protocol):
         """Take a job; never raises and never blocks: a refusal is `sink.error`, at once or later."""
 
     def abort(self, job_id: str) -> None:
-        """The client left: the job's slot is freed at once and its sink is not called again. Unknown ids pass."""
+        """The client left: the slot is freed at once, the sink is not called again. Unknown ids pass."""
 
     def ready(self) -> bool:
         """Whether jobs are taken now. The server answers 503 by itself while this is false."""
