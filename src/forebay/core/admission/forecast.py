@@ -1,0 +1,99 @@
+"""The predicted queue wait, and the tracker that keeps its promise.
+
+A request that would be k-th in line waits for k slot releases. With releases at rate D the wait is about k / D; its
+upper tail for near-Poisson releases is (k / D) * (1 + z / sqrt(k)). The tracker scales that by c, moved so that a
+stated share of those that met a queue (1 %) waits longer than the budget: up by `eta` on each late one, down by
+`eta * target` on each that was in time. With no queue to learn from, c decays towards 1.
+
+D is counted from the releases of the last two seconds; with fewer than four it is taken from Little's law
+(leases open / mean service time). Without either nothing is predicted and only the depth gate guards.
+A budget shorter than the time of a slot would admit nobody to the queue, so it is raised to a few slots.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from math import exp, sqrt
+
+from forebay.core.instant import MILLISECOND, SECOND, Instant
+
+RELEASES_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastConfig:
+    """How waits are predicted and how strictly."""
+
+    wait_budget_ns: int = 50 * MILLISECOND
+    budget_floor_slots: float = 3.0  # the budget is never below the time of this many slot releases
+    budget_ceiling_ns: int = SECOND  # unless that exceeds this
+    tail_z: float = 1.28
+    late_share: float = 0.01
+    step: float = 0.02
+    window_ns: int = 2 * SECOND
+    releases_min: int = 4
+    decay_half_life_ns: int = 60 * SECOND
+
+
+class WaitForecast:
+    """Predicts waits for one pool from its own releases; O(1) amortised."""
+
+    def __init__(self, config: ForecastConfig) -> None:
+        self.config = config
+        self.correction = 1.0
+        self._releases: deque[Instant] = deque(maxlen=RELEASES_KEPT)
+        self._service_ns = 0.0  # running mean of lease durations
+        self._observed_at: Instant = 0
+
+    def released(self, opened: Instant, now: Instant) -> None:
+        """A lease ended: a slot is free."""
+        self._releases.append(now)
+        held = now - opened
+        self._service_ns = held if not self._service_ns else self._service_ns + 0.05 * (held - self._service_ns)
+
+    @property
+    def service_ns(self) -> int:
+        """Mean time that a lease is held; 0 before the first one ended."""
+        return int(self._service_ns)
+
+    def drain_rate(self, in_flight: int, now: Instant) -> float:
+        """Slot releases per second; 0.0 when nothing is known."""
+        releases, since = self._releases, now - self.config.window_ns
+        while releases and releases[0] < since:
+            releases.popleft()
+        if len(releases) >= self.config.releases_min:
+            # A window that is not yet full is measured from its first release.
+            span = self.config.window_ns if len(releases) < RELEASES_KEPT else max(1, now - releases[0])
+            return len(releases) * SECOND / span
+        if self._service_ns and in_flight:
+            return in_flight * SECOND / self._service_ns
+        return 0.0
+
+    def budget_ns(self, rate: float) -> int:
+        """The wait budget in force: the configured one, raised to a few slots when it is shorter than that."""
+        budget = self.config.wait_budget_ns
+        if rate <= 0.0:
+            return budget
+        floor = int(self.config.budget_floor_slots * SECOND / rate)
+        return max(budget, min(floor, self.config.budget_ceiling_ns))
+
+    def predict_ns(self, position: int, rate: float) -> int:
+        """Wait of the request that would be `position`-th in line (1 = next); 0 when nothing is known."""
+        if rate <= 0.0 or position <= 0:
+            return 0
+        return int(self.correction * position * (1 + self.config.tail_z / sqrt(position)) * SECOND / rate)
+
+    def observe(self, late: bool, now: Instant) -> None:
+        """Learn from a request that met a queue: did it wait longer than its budget?"""
+        self.decay(now)
+        error = (1.0 if late else 0.0) - self.config.late_share
+        self.correction = min(20.0, max(0.2, self.correction * exp(self.config.step * error)))
+
+    def decay(self, now: Instant) -> None:
+        """Forget towards 1 while there is nothing to observe."""
+        idle = now - self._observed_at
+        if idle > SECOND:
+            keep = 0.5 ** (idle / self.config.decay_half_life_ns)
+            self.correction = 1.0 + (self.correction - 1.0) * keep
+        self._observed_at = now

@@ -1,0 +1,73 @@
+"""Whether an engine may be given work.
+
+Two sources, kept apart: readiness probes (up, warming, down) and the fate of real requests. An engine whose requests
+fail several times in a row is ejected for a while, though its probe still answers; after that one request is let
+through on probation, and its fate decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from forebay.core.instant import SECOND, Instant
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """When an engine is ejected, and for how long."""
+
+    failures_max: int = 3  # in a row
+    ejection_ns: int = 2 * SECOND  # doubled at each repeat
+    ejection_most_ns: int = 30 * SECOND
+
+
+class Readiness(StrEnum):
+    UP = "up"
+    WARMING = "warming"
+    DOWN = "down"
+
+
+class Health:
+    """State of one engine."""
+
+    __slots__ = ("_config", "_ejections", "_failures", "ejected_until", "on_probation", "readiness")
+
+    def __init__(self, config: HealthConfig) -> None:
+        self._config = config
+        self._failures = 0
+        self._ejections = 0
+        self.readiness = Readiness.WARMING
+        self.ejected_until: Instant = 0
+        self.on_probation = False
+
+    def available(self, now: Instant) -> bool:
+        """May it be given work? After an ejection: only one request, until that has succeeded."""
+        if self.readiness is not Readiness.UP or self.on_probation:
+            return False
+        return not self.ejected_until or self.ejected_until <= now
+
+    def dispatched(self) -> None:
+        """Work was given: after an ejection, that is the probation."""
+        if self.ejected_until:
+            self.on_probation = True
+
+    def succeeded(self) -> None:
+        self._failures = 0
+        self._ejections = 0
+        self.ejected_until = 0
+        self.on_probation = False
+
+    def failed(self, now: Instant) -> None:
+        """A request failed in a way that speaks against the engine."""
+        self._failures += 1
+        if self.on_probation or self._failures >= self._config.failures_max:
+            span = min(self._config.ejection_most_ns, self._config.ejection_ns << min(self._ejections, 10))
+            self.ejected_until = now + span
+            self._ejections += 1
+            self._failures = 0
+            self.on_probation = False
+
+    def undecided(self) -> None:
+        """The probation ended without a verdict (the client left): the next request decides."""
+        self.on_probation = False

@@ -1,0 +1,149 @@
+"""The things that move through the pipeline: a request becomes a ticket, a ticket gets a lease, a lease ends in usage.
+
+These are msgspec structs because one of each is made per request on the hot path. They compare by identity.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import msgspec
+
+from forebay.core.instant import Instant
+from forebay.core.outcome import Outcome, Reason
+
+
+class Mode(StrEnum):
+    """What happens to a request that cannot start at once."""
+
+    BACKPRESSURE = "backpressure"  # it is held until a lease or its deadline
+    ADMISSION = "admission"  # it is refused
+    HYBRID = "hybrid"  # it waits while the predicted wait is within the wait budget, else it is refused
+
+
+class ByteClass(IntEnum):
+    """How text is spelt in a body; each spelling has its own bytes-per-token ratio."""
+
+    ASCII = 0
+    UTF8 = 1
+    ESCAPED = 2  # JSON \\uXXXX escapes
+
+
+class Demand(msgspec.Struct, frozen=True, gc=False):
+    """The cost of a request as estimated at admission, in tokens."""
+
+    input_tokens: int
+    output_tokens: int  # expected, for waits, balance and fairness
+    output_reserved: int  # charged to the key until the real usage is known
+
+    @property
+    def tokens(self) -> int:
+        """Expected tokens in and out."""
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def reserved(self) -> int:
+        """Tokens held from the key's budgets."""
+        return self.input_tokens + self.output_reserved
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """What a request really used, in tokens."""
+
+    input_tokens: int
+    output_tokens: int
+    exact: bool = True  # False: counted by us, because the engine never said
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+NOTHING_USED = Usage(0, 0)
+
+
+class Request(msgspec.Struct, eq=False, kw_only=True):
+    """What an adapter offers to the pipeline. Sizes are bytes, counts are tokens, times are instants."""
+
+    key: str
+    model: str = ""
+    route: str = "chat"
+    owner: Any = None  # the adapter's own handle; the core never looks inside
+    flow: str = ""  # unit of fairness; empty means the key
+    priority: int = 0  # higher goes first
+    priority_class: str = "default"
+    body_bytes: int = 0
+    text_bytes: int = 0  # bytes that are text: base64 payloads and JSON frame taken out
+    byte_class: ByteClass = ByteClass.ASCII
+    counted_tokens: int = 0  # input known exactly or priced apart: token ids, images
+    max_output_tokens: int | None = None
+    choices: int = 1
+    generates: bool = True  # False for embeddings, rerank and the like: no output tokens
+    stream: bool = False
+    mode: Mode | None = None  # None: the pool's own
+    deadline: Instant | None = None  # when the caller's patience ends
+
+
+class TicketState(IntEnum):
+    QUEUED = 0
+    IN_FLIGHT = 1
+    CLOSED = 2
+
+
+class Ticket(msgspec.Struct, eq=False):
+    """One request inside the pipeline, from its offer to its one outcome."""
+
+    request: Request
+    demand: Demand
+    pool: Any  # the Pool it waits for
+    sequence: int
+    arrived: Instant
+    mode: Mode
+    state: TicketState = TicketState.QUEUED
+    met_queue: bool = False
+    predicted_wait_ns: int = 0
+    wait_budget_ns: int = 0
+    expires: Instant = 0
+    start_tag: float = 0.0
+    redispatched: bool = False
+    lease: Lease | None = None
+    dispatched: Instant = 0
+    first_token: Instant = 0
+    closed: Instant = 0
+    usage: Usage | None = None
+    outcome: Outcome | None = None
+    reason: Reason | None = None
+
+    @property
+    def queue_wait_ns(self) -> int:
+        """Enqueue to dispatch, or to the end for one that never left the queue."""
+        return (self.dispatched or self.closed) - self.arrived
+
+
+class Batch(msgspec.Struct, eq=False):
+    """Requests dispatched together; they share one place on the engine, free again when the last has ended."""
+
+    size: int
+    open: int
+
+
+class Lease(msgspec.Struct, eq=False):
+    """The right to occupy an engine. It lives as long as its request and is closed exactly once."""
+
+    ticket: Ticket
+    engine: Any  # the dispatch room's Engine
+    tokens: int  # demand held on the engine
+    opened: Instant
+    batch: Batch | None = None  # None: it went alone
+    open: bool = True
+
+
+class Refusal(msgspec.Struct, frozen=True, gc=False):
+    """A verdict against a request: the reason, when to come back, and the figures behind it."""
+
+    reason: Reason
+    retry_after_ns: int | None  # None: a retry cannot work
+    limit: float = 0  # the limit that was met, in the reason's own unit
+    actual: float = 0  # what was measured or asked against it
+    unit: str = ""

@@ -1,0 +1,491 @@
+"""The corridor: every request passes the rooms in this order, and this file is the only place that knows it.
+
+    quota ▶ admission ▶ queueing ▶ batching ▶ dispatch
+
+Everything is synchronous. `offer` asks every room for its verdict before it changes anything (check all, then charge
+all), so a refusal costs nothing anywhere and no lock is needed. What must be done outside is returned as effects.
+Invariants (docs/invariants.md) are asserted here: offered = outcomes + queued + in flight, one outcome per ticket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from forebay.core.admission.estimate import DemandEstimator, EstimateConfig
+from forebay.core.dispatch.health import Readiness
+from forebay.core.dispatch.leases import Engine
+from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
+from forebay.core.events import (
+    EngineDown,
+    EngineUp,
+    EngineWarming,
+    Event,
+    Failed,
+    Finished,
+    FirstToken,
+    Observer,
+    Undelivered,
+)
+from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
+from forebay.core.model import (
+    NOTHING_USED,
+    Batch,
+    Demand,
+    Lease,
+    Mode,
+    Refusal,
+    Request,
+    Ticket,
+    TicketState,
+    Usage,
+)
+from forebay.core.outcome import EvictReason, Outcome, Reason, ShedReason
+from forebay.core.pool import Pool, PoolConfig
+from forebay.core.quota.budget import KeyBudget, KeyLimits
+from forebay.core.snapshot import Snapshot
+
+SHARED = frozenset({ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, EvictReason.EXPIRED, EvictReason.DISPLACED})
+"""Reasons that speak of shared capacity: the ladder says when to come back."""
+
+UNLIMITED = KeyLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """All rooms."""
+
+    pools: tuple[PoolConfig, ...]
+    keys: dict[str, KeyLimits] = field(default_factory=dict)
+    estimate: EstimateConfig = field(default_factory=EstimateConfig)
+
+
+class Pipeline:
+    """The decision state of one gateway. One owner, one thread; see the module for the rules."""
+
+    def __init__(self, config: PipelineConfig, chance: Chance, observer: Observer) -> None:
+        self.pools = tuple(Pool(pool, chance) for pool in config.pools)
+        self.estimator = DemandEstimator(config.estimate)
+        self.draining = False
+        self.offered = 0
+        self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
+        self._observer = observer
+        self._limits = config.keys
+        self._budgets: dict[str, KeyBudget] = {}
+        self._engines = {e.name: (pool, e) for pool in self.pools for e in pool.engines}
+        self._by_model = {model: pool for pool in reversed(self.pools) for model in pool.config.models}
+        self._sequence = 0
+        self._queued = 0
+        self._in_flight = 0
+
+    # ---- what a driver may ask -------------------------------------------------------------------------------
+
+    def pool_for(self, model: str) -> Pool | None:
+        """The pool that serves a model, or None."""
+        return self._by_model.get(model) or self._by_model.get("*")
+
+    def screen(self, request: Request, now: Instant) -> Refuse | None:
+        """The verdict on a request whose body is not here yet, from its declared size. Passing charges nothing.
+
+        A refusal is final and counted; a request that passes must be offered once its body is whole.
+        """
+        pool = self._pool(request)
+        demand = self.estimator.estimate(request)
+        refusal = self._verdict(request, demand, pool, now)
+        return None if refusal is None else self._shed(request, refusal, pool, now)
+
+    def offer(self, request: Request, now: Instant) -> list[Effect]:
+        """Decide a request: refuse it, dispatch it, or queue it."""
+        pool = self._pool(request)
+        demand = self.estimator.estimate(request)
+        refusal = self._verdict(request, demand, pool, now)
+        if refusal is not None:
+            return [self._shed(request, refusal, pool, now)]
+        self.offered += 1
+        self._sequence += 1
+        ticket = Ticket(request, demand, pool, self._sequence, now, request.mode or pool.mode)
+        self._budget(request.key).charge(demand, now)
+        if pool.single and not len(pool.queue):
+            engine = pool.room(demand.tokens, now)
+            if engine is not None:
+                return [Dispatch((self._dispatch(ticket, engine, None, now),))]
+        return self._enqueue(ticket, pool, now)
+
+    def cancel(self, ticket: Ticket, now: Instant, usage: Usage | None = None) -> list[Effect]:
+        """The client left; `usage` is what was generated for it. Cancelling a closed ticket does nothing."""
+        if ticket.state is TicketState.CLOSED:
+            return []
+        pool: Pool = ticket.pool
+        if ticket.state is TicketState.QUEUED:
+            self._leave_queue(ticket, pool)
+            self._close(ticket, Outcome.CANCELLED, None, None, now)
+            return []
+        lease = ticket.lease
+        assert lease is not None
+        lease.engine.health.undecided()
+        self._end_lease(lease, pool, now)
+        self._close(ticket, Outcome.CANCELLED, None, usage, now)
+        effects: list[Effect] = [Abort(lease)]
+        self._pump(pool, now, effects)
+        return effects
+
+    def report(self, event: Event, now: Instant) -> list[Effect]:
+        """Take in what happened outside. Reports on a closed lease are late and change nothing."""
+        if isinstance(event, FirstToken):
+            if event.lease.open:
+                event.lease.ticket.first_token = now
+            return []
+        if isinstance(event, Finished):
+            return self._finished(event, now)
+        if isinstance(event, Failed):
+            return self._failed(event, now)
+        if isinstance(event, Undelivered):
+            return self._undelivered(event.lease, now)
+        return self._engine_changed(event, now)
+
+    def poll(self, now: Instant) -> list[Effect]:
+        """Do what the passing of time asks for: expire, let batches leave, try ejected engines."""
+        effects: list[Effect] = []
+        for pool in self.pools:
+            if len(pool.queue):
+                self._expire(pool, now, effects)
+                self._pump(pool, now, effects)
+        return effects
+
+    def next_wakeup(self, now: Instant) -> Instant | None:
+        """When `poll` must be called, unless something else happens first."""
+        if not self._queued:
+            return None
+        soonest: Instant | None = None
+        for pool in self.pools:
+            if len(pool.queue):
+                for at in self._pool_wakeups(pool, now):
+                    if soonest is None or at < soonest:
+                        soonest = at
+        return soonest
+
+    def drain(self, now: Instant) -> list[Effect]:
+        """Admit nothing more; what was admitted goes on."""
+        self.draining = True
+        return self.poll(now)
+
+    def abandon(self, now: Instant) -> list[Effect]:
+        """The drain's time is up: evict whatever still waits. The driver aborts what is in flight."""
+        effects: list[Effect] = []
+        for pool in self.pools:
+            self._evict_waiting(pool, EvictReason.DRAINING, now, effects)
+        return effects
+
+    def budget(self, key: str) -> KeyBudget:
+        """The state of a key's limits."""
+        return self._budget(key)
+
+    def snapshot(self, now: Instant) -> Snapshot:
+        """A frozen picture; the conservation equation is checked while it is taken."""
+        ended = sum(self.outcomes.values())
+        assert self.offered == ended + self._queued + self._in_flight, "pipeline: requests were lost or counted twice"
+        return Snapshot(
+            draining=self.draining,
+            offered=self.offered,
+            outcomes={outcome.value: count for outcome, count in self.outcomes.items()},
+            queued=self._queued,
+            in_flight=self._in_flight,
+            keys=len(self._budgets),
+            pools=tuple(pool.snapshot(now) for pool in self.pools),
+        )
+
+    # ---- the verdict: quota, then admission; nothing is charged ----------------------------------------------
+
+    def _verdict(self, request: Request, demand: Demand, pool: Pool, now: Instant) -> Refusal | None:
+        if self.draining:
+            return Refusal(ShedReason.DRAINING, SECOND)
+        budget = self._budget(request.key)
+        if budget.limited:
+            completion = max(SECOND, pool.forecast.service_ns // max(1, budget.open))
+            refusal = budget.check(demand, completion, now)
+            if refusal is not None:
+                return refusal
+        mode = request.mode or pool.mode
+        serving_from = pool.serving_from(now)
+        if (serving_from is None or serving_from > now) and mode is not Mode.BACKPRESSURE:
+            return self._away(pool, serving_from, now)
+        queue = pool.queue
+        if len(queue) < pool.batcher.max_size and pool.room(demand.tokens, now) is not None:
+            return None  # it leaves at once, or with the batch that is forming
+        refusal = pool.depth.check(request, demand, mode, waiting=len(queue), tokens=queue.tokens, size=queue.bytes)
+        if refusal is None:
+            refusal = self._wait_verdict(request, pool, mode, now)
+        return refusal
+
+    @staticmethod
+    def _away(pool: Pool, serving_from: Instant | None, now: Instant) -> Refusal:
+        """No engine can be given work: warming, ejected or gone."""
+        if serving_from is not None:
+            return Refusal(ShedReason.NO_ENGINE, max(SECOND, serving_from - now))
+        if pool.warming:
+            return Refusal(ShedReason.WARMING, pool.warmup.eta_ns(now))
+        return Refusal(ShedReason.NO_ENGINE, max(SECOND, pool.config.retry.probe_interval_ns))
+
+    @staticmethod
+    def _wait_verdict(request: Request, pool: Pool, mode: Mode, now: Instant) -> Refusal | None:
+        if mode is Mode.BACKPRESSURE and request.deadline is None:
+            return None
+        forecast = pool.forecast
+        rate = pool.drain_rate(now)
+        predicted = forecast.predict_ns(len(pool.queue) + 1, rate)
+        budget = forecast.budget_ns(rate) if mode is Mode.HYBRID else pool.config.hold_ns
+        if request.deadline is not None:
+            # Patience must outlast the wait and the work, or both are wasted.
+            budget = min(budget, request.deadline - now - forecast.service_ns)
+        if predicted <= budget or (budget >= 0 and not predicted):
+            return None
+        return Refusal(
+            ShedReason.QUEUE_WAIT,
+            0,
+            max(0, budget) / MILLISECOND,
+            predicted / MILLISECOND,
+            "ms of predicted wait",
+        )
+
+    # ---- the changes -----------------------------------------------------------------------------------------
+
+    def _pool(self, request: Request) -> Pool:
+        pool = self.pool_for(request.model)
+        assert pool is not None, "pipeline: offered a request for a model that no pool serves"
+        return pool
+
+    def _budget(self, key: str) -> KeyBudget:
+        budget = self._budgets.get(key)
+        if budget is None:
+            budget = self._budgets[key] = KeyBudget(self._limits.get(key, UNLIMITED))
+        return budget
+
+    def _shed(self, request: Request, refusal: Refusal, pool: Pool, now: Instant) -> Refuse:
+        self.offered += 1
+        self.outcomes[Outcome.SHED] += 1
+        refusal = self._timed(refusal, pool, now)
+        predicted = int(refusal.actual * MILLISECOND) if refusal.reason is ShedReason.QUEUE_WAIT else 0
+        self._observer.shed(request, refusal, predicted)
+        return Refuse(request, refusal)
+
+    def _timed(self, refusal: Refusal, pool: Pool, now: Instant) -> Refusal:
+        """The refusal with its time to come back, spread."""
+        reason, retry = refusal.reason, refusal.retry_after_ns
+        if retry is None:
+            return refusal
+        if reason in SHARED:
+            retry = pool.ladder.next_ns(pool.drain_rate(now), now)
+        elif reason in {ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS}:
+            retry = pool.ladder.exact_ns(retry)
+        else:
+            retry = pool.ladder.spread_ns(retry)
+        return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit)
+
+    def _enqueue(self, ticket: Ticket, pool: Pool, now: Instant) -> list[Effect]:
+        rate = pool.drain_rate(now)
+        position = len(pool.queue) + 1
+        ticket.predicted_wait_ns = pool.forecast.predict_ns(position, rate)
+        ticket.met_queue = True
+        if ticket.mode is Mode.HYBRID:
+            hold = ticket.wait_budget_ns = pool.forecast.budget_ns(rate)
+        else:
+            hold = pool.config.hold_ns
+        ticket.expires = now + hold
+        deadline = ticket.request.deadline
+        if deadline is not None and deadline < ticket.expires:
+            ticket.expires = deadline
+        pool.queue.push(ticket)
+        self._queued += 1
+        effects: list[Effect] = [Queued(ticket)]
+        self._pump(pool, now, effects)
+        return effects
+
+    def _dispatch(self, ticket: Ticket, engine: Engine, batch: Batch | None, now: Instant) -> Lease:
+        ticket.state = TicketState.IN_FLIGHT
+        ticket.dispatched = now
+        lease = ticket.lease = engine.open(ticket, batch, now)
+        self._in_flight += 1
+        if ticket.wait_budget_ns and not ticket.redispatched:
+            ticket.pool.forecast.observe(now - ticket.arrived > ticket.wait_budget_ns, now)
+        return lease
+
+    def _pump(self, pool: Pool, now: Instant, effects: list[Effect]) -> None:
+        """Dispatch from the queue for as long as an engine has room and the batcher lets go."""
+        queue, batcher = pool.queue, pool.batcher
+        while len(queue):
+            self._expire(pool, now, effects)
+            head = queue.head()
+            if head is None:
+                return
+            engine = pool.room(head.demand.tokens, now)
+            if engine is None or batcher.ready_at(len(queue), queue.tokens, queue.oldest(), now) > now:
+                return
+            if pool.single:
+                queue.pop()
+                self._queued -= 1
+                effects.append(Dispatch((self._dispatch(head, engine, None, now),)))
+            else:
+                effects.append(Dispatch(tuple(self._dispatch_batch(pool, engine, now))))
+
+    def _dispatch_batch(self, pool: Pool, engine: Engine, now: Instant) -> Iterable[Lease]:
+        queue, batcher = pool.queue, pool.batcher
+        batch = Batch(0, 0)
+        tokens = 0
+        while batch.size < batcher.max_size:
+            head = queue.head()
+            if head is None or (batch.size and tokens + head.demand.tokens > batcher.max_tokens):
+                return
+            queue.pop()
+            self._queued -= 1
+            batch.size += 1
+            tokens += head.demand.tokens
+            yield self._dispatch(head, engine, batch, now)
+
+    def _finished(self, event: Finished, now: Instant) -> list[Effect]:
+        lease = event.lease
+        if not lease.open:
+            return []
+        ticket, usage = lease.ticket, event.usage
+        pool: Pool = ticket.pool
+        if event.healthy:
+            lease.engine.health.succeeded()
+        else:
+            lease.engine.health.failed(now)
+        self._end_lease(lease, pool, now)
+        if usage is not None and usage.exact:
+            self.estimator.learn(ticket.request, usage)
+        self._close(ticket, Outcome.COMPLETED, None, usage, now)
+        if not self._queued:
+            return []
+        effects: list[Effect] = []
+        self._pump(pool, now, effects)
+        return effects
+
+    def _failed(self, event: Failed, now: Instant) -> list[Effect]:
+        lease = event.lease
+        if not lease.open:
+            return []
+        pool: Pool = lease.ticket.pool
+        if event.blame:
+            lease.engine.health.failed(now)
+        else:
+            lease.engine.health.undecided()
+        self._end_lease(lease, pool, now)
+        self._close(lease.ticket, Outcome.FAILED, event.reason, event.usage, now)
+        effects: list[Effect] = []
+        self._pump(pool, now, effects)
+        return effects
+
+    def _undelivered(self, lease: Lease, now: Instant) -> list[Effect]:
+        """The engine is away: the ticket goes back to its place once, or to nobody."""
+        if not lease.open:
+            return []
+        ticket = lease.ticket
+        pool: Pool = ticket.pool
+        lease.engine.health.readiness = Readiness.DOWN
+        lease.engine.health.undecided()
+        self._end_lease(lease, pool, now)
+        effects: list[Effect] = []
+        if (pool.up and not ticket.redispatched) or ticket.mode is Mode.BACKPRESSURE:
+            self._requeue(ticket, pool)
+            self._pump(pool, now, effects)
+        else:
+            ticket.lease = None
+            self._evict(ticket, EvictReason.NO_ENGINE, pool, now, effects)
+        if not pool.up:
+            self._evict_waiting(pool, EvictReason.NO_ENGINE, now, effects)
+        return effects
+
+    def _requeue(self, ticket: Ticket, pool: Pool) -> None:
+        ticket.state = TicketState.QUEUED
+        ticket.lease = None
+        ticket.redispatched = True
+        if not ticket.expires:
+            ticket.expires = ticket.arrived + pool.config.hold_ns
+        ticket.met_queue = True
+        pool.queue.push_back(ticket)
+        self._queued += 1
+
+    def _engine_changed(self, event: EngineUp | EngineWarming | EngineDown, now: Instant) -> list[Effect]:
+        pool, engine = self._engines[event.engine]
+        effects: list[Effect] = []
+        if isinstance(event, EngineUp):
+            engine.health.readiness = Readiness.UP
+            pool.warmup.ended(now)
+            self._pump(pool, now, effects)
+            return effects
+        warming = isinstance(event, EngineWarming)
+        engine.health.readiness = Readiness.WARMING if warming else Readiness.DOWN
+        if warming:
+            pool.warmup.started(now)
+        if not pool.up:
+            self._evict_waiting(pool, EvictReason.NO_ENGINE, now, effects)
+        return effects
+
+    def _expire(self, pool: Pool, now: Instant, effects: list[Effect]) -> None:
+        while (ticket := pool.queue.expired(now)) is not None:
+            self._leave_queue(ticket, pool)
+            if ticket.wait_budget_ns:
+                pool.forecast.observe(True, now)
+            self._evict(ticket, EvictReason.EXPIRED, pool, now, effects)
+
+    def _evict_waiting(self, pool: Pool, reason: EvictReason, now: Instant, effects: list[Effect]) -> None:
+        """Evict all that wait. Those in backpressure mode may not be dropped for an engine that is away."""
+        held: list[Ticket] = []
+        while (ticket := pool.queue.head()) is not None:
+            self._leave_queue(ticket, pool)
+            if reason is EvictReason.NO_ENGINE and ticket.mode is Mode.BACKPRESSURE:
+                ticket.state = TicketState.IN_FLIGHT  # out of the heaps while they are walked
+                held.append(ticket)
+            else:
+                self._evict(ticket, reason, pool, now, effects)
+        for ticket in held:
+            ticket.state = TicketState.QUEUED
+            pool.queue.push_back(ticket)
+            self._queued += 1
+
+    def _evict(self, ticket: Ticket, reason: EvictReason, pool: Pool, now: Instant, effects: list[Effect]) -> None:
+        self._close(ticket, Outcome.EVICTED, reason, None, now)
+        retry: int | None = 0
+        if reason is EvictReason.NO_ENGINE:
+            retry = self._away(pool, pool.serving_from(now), now).retry_after_ns
+        elif reason is EvictReason.DRAINING:
+            retry = SECOND
+        waited = ticket.queue_wait_ns / MILLISECOND
+        refusal = Refusal(reason, retry, (ticket.expires - ticket.arrived) / MILLISECOND, waited, "ms of queue wait")
+        effects.append(Refuse(ticket.request, self._timed(refusal, pool, now), ticket))
+
+    def _leave_queue(self, ticket: Ticket, pool: Pool) -> None:
+        pool.queue.remove(ticket)
+        self._queued -= 1
+
+    def _end_lease(self, lease: Lease, pool: Pool, now: Instant) -> None:
+        lease.engine.close(lease, now)
+        self._in_flight -= 1
+        pool.forecast.released(lease.opened, now)
+
+    def _close(
+        self, ticket: Ticket, outcome: Outcome, reason: Reason | None, usage: Usage | None, now: Instant
+    ) -> None:
+        """The one place that gives a ticket its outcome, and settles its key."""
+        assert ticket.outcome is None, "pipeline: a ticket was given two outcomes"
+        ticket.state = TicketState.CLOSED
+        ticket.outcome = outcome
+        ticket.reason = reason
+        ticket.closed = now
+        ticket.usage = usage
+        self.outcomes[outcome] += 1
+        self._budget(ticket.request.key).settle(ticket.demand, (usage or NOTHING_USED).tokens, now)
+        self._observer.closed(ticket)
+
+    @staticmethod
+    def _pool_wakeups(pool: Pool, now: Instant) -> Iterable[Instant]:
+        expiry = pool.queue.next_expiry()
+        if expiry is not None:
+            yield expiry
+        serving_from = pool.serving_from(now)
+        if serving_from is not None and serving_from > now:
+            yield serving_from
+        if not pool.single and (head := pool.queue.head()) is not None and pool.room(head.demand.tokens, now):
+            queue = pool.queue
+            yield pool.batcher.ready_at(len(queue), queue.tokens, queue.oldest(), now)

@@ -1,0 +1,119 @@
+"""A pool: engines that are interchangeable, and the one queue in front of them.
+
+It holds one object of each room and answers the questions that need several of them; the pipeline decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forebay.core.admission.depth import DepthConfig, DepthGate
+from forebay.core.admission.forecast import ForecastConfig, WaitForecast
+from forebay.core.admission.retry_after import RetryConfig, RetryLadder
+from forebay.core.admission.warmup import WarmupClock
+from forebay.core.batching import BatchingConfig
+from forebay.core.batching import build as build_batcher
+from forebay.core.batching.passthrough import PassThroughConfig
+from forebay.core.dispatch.balance import least_outstanding
+from forebay.core.dispatch.health import HealthConfig, Readiness
+from forebay.core.dispatch.leases import Engine
+from forebay.core.instant import SECOND, Chance, Instant
+from forebay.core.limits import build as build_limit
+from forebay.core.limits.fixed import FixedConfig
+from forebay.core.model import Mode
+from forebay.core.queueing.bounded import FairQueue
+from forebay.core.snapshot import EngineSnapshot, PoolSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """Engines of one pool, and the settings of its rooms."""
+
+    name: str
+    engines: tuple[str, ...]  # names, unique in the gateway
+    models: tuple[str, ...] = ("*",)
+    mode: Mode = Mode.HYBRID
+    hold_ns: int = 30 * SECOND  # longest wait in backpressure mode
+    depth: DepthConfig = field(default_factory=DepthConfig)
+    forecast: ForecastConfig = field(default_factory=ForecastConfig)
+    retry: RetryConfig = field(default_factory=RetryConfig)
+    batching: BatchingConfig = field(default_factory=PassThroughConfig)
+    limit: FixedConfig = field(default_factory=FixedConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+
+
+class Pool:
+    """The rooms of one pool."""
+
+    def __init__(self, config: PoolConfig, chance: Chance) -> None:
+        self.config = config
+        self.mode = config.mode
+        self.queue = FairQueue()
+        self.depth = DepthGate(config.depth)
+        self.forecast = WaitForecast(config.forecast)
+        self.ladder = RetryLadder(config.retry, chance)
+        self.warmup = WarmupClock()
+        self.batcher = build_batcher(config.batching)
+        self.engines = tuple(Engine(name, build_limit(config.limit), config.health) for name in config.engines)
+        self.single = self.batcher.max_size == 1
+
+    def room(self, tokens: int, now: Instant) -> Engine | None:
+        """The engine that would take a request of this many expected tokens now."""
+        engines = self.engines
+        if len(engines) == 1:
+            return engines[0] if engines[0].has_room(tokens, now) else None
+        return least_outstanding(engines, tokens, now)
+
+    @property
+    def up(self) -> bool:
+        """Is any engine ready and not ejected for good reason?"""
+        return any(e.health.readiness is Readiness.UP for e in self.engines)
+
+    @property
+    def warming(self) -> bool:
+        return any(e.health.readiness is Readiness.WARMING for e in self.engines)
+
+    def serving_from(self, now: Instant) -> Instant | None:
+        """When an engine may be given work again: `now` when one may already, None when none is ready."""
+        soonest: Instant | None = None
+        for engine in self.engines:
+            if engine.health.readiness is Readiness.UP:
+                until = max(now, engine.health.ejected_until)
+                soonest = until if soonest is None else min(soonest, until)
+        return soonest
+
+    @property
+    def in_flight(self) -> int:
+        return sum(e.in_flight for e in self.engines)
+
+    def drain_rate(self, now: Instant) -> float:
+        return self.forecast.drain_rate(self.in_flight, now)
+
+    def snapshot(self, now: Instant) -> PoolSnapshot:
+        rate = self.drain_rate(now)
+        return PoolSnapshot(
+            name=self.config.name,
+            models=self.config.models,
+            mode=self.mode.value,
+            queue_depth=len(self.queue),
+            queue_tokens=self.queue.tokens,
+            queue_bytes=self.queue.bytes,
+            queue_depth_limit=self.depth.limit(self.mode),
+            drain_rate_per_s=rate,
+            wait_budget_ns=self.forecast.budget_ns(rate),
+            predicted_wait_ns=self.forecast.predict_ns(len(self.queue) + 1, rate),
+            wait_correction=self.forecast.correction,
+            service_ns=self.forecast.service_ns,
+            engines=tuple(
+                EngineSnapshot(
+                    name=e.name,
+                    readiness=e.health.readiness.value,
+                    ejected=e.health.ejected_until > now or e.health.on_probation,
+                    in_flight=e.in_flight,
+                    tokens_in_flight=e.tokens,
+                    places=e.places,
+                    concurrency_limit=e.limit.requests,
+                )
+                for e in self.engines
+            ),
+        )

@@ -1,0 +1,1 @@
+"""Who waits, in what order, and for how long: bounded, fair between keys, with a deadline for each."""

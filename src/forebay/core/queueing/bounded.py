@@ -1,0 +1,111 @@
+"""The queue of one pool: who is next, who has waited too long, and how much is in it.
+
+Two heaps, one by turn (priority, then fairness tag) and one by expiry, and a line by arrival share the tickets. A
+ticket that leaves by one is skipped by the others when it surfaces, and all are rebuilt when the leftovers outnumber
+the living.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappop, heappush
+
+from forebay.core.instant import Instant
+from forebay.core.model import Ticket, TicketState
+from forebay.core.queueing.fairness import VirtualClock
+
+LEFTOVERS_MAX = 64
+
+
+class FairQueue:
+    """Tickets in state QUEUED. Its bounds are kept by the depth gate; it keeps the sums that the gate asks for."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.bytes = 0
+        self._count = 0
+        self._clock = VirtualClock()
+        self._turns: list[tuple[int, float, int, Ticket]] = []
+        self._expiries: list[tuple[Instant, int, Ticket]] = []
+        self._arrivals: deque[Ticket] = deque()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, ticket: Ticket) -> None:
+        """Add a ticket; its `expires` must be set."""
+        request = ticket.request
+        ticket.start_tag = self._clock.start_tag(request.flow or request.key, ticket.demand.tokens)
+        heappush(self._turns, (-request.priority, ticket.start_tag, ticket.sequence, ticket))
+        heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
+        self._arrivals.append(ticket)
+        self._add(ticket, 1)
+
+    def push_back(self, ticket: Ticket) -> None:
+        """Return a ticket that was dispatched but not delivered to the place it had."""
+        heappush(self._turns, (-ticket.request.priority, ticket.start_tag, ticket.sequence, ticket))
+        heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
+        self._arrivals.appendleft(ticket)
+        self._add(ticket, 1)
+
+    def head(self) -> Ticket | None:
+        """The ticket whose turn it is."""
+        turns = self._turns
+        while turns and turns[0][3].state is not TicketState.QUEUED:
+            heappop(turns)
+        return turns[0][3] if turns else None
+
+    def oldest(self) -> Instant:
+        """When the longest-waiting ticket arrived. The queue must not be empty."""
+        arrivals = self._arrivals
+        while arrivals[0].state is not TicketState.QUEUED:
+            arrivals.popleft()
+        return arrivals[0].arrived
+
+    def pop(self) -> Ticket:
+        """Take the head out, to be dispatched. The caller sets its state."""
+        ticket = heappop(self._turns)[3]
+        self._clock.served(ticket.start_tag)
+        self._add(ticket, -1)
+        return ticket
+
+    def remove(self, ticket: Ticket) -> None:
+        """Take out a ticket that leaves unserved. The caller sets its state."""
+        request = ticket.request
+        self._clock.withdrawn(request.flow or request.key, ticket.demand.tokens)
+        self._add(ticket, -1)
+
+    def expired(self, now: Instant) -> Ticket | None:
+        """A ticket whose time is up, or None."""
+        ticket = self._first_to_expire()
+        return ticket if ticket is not None and ticket.expires <= now else None
+
+    def next_expiry(self) -> Instant | None:
+        ticket = self._first_to_expire()
+        return None if ticket is None else ticket.expires
+
+    def _first_to_expire(self) -> Ticket | None:
+        expiries = self._expiries
+        while expiries and expiries[0][2].state is not TicketState.QUEUED:
+            heappop(expiries)
+        return expiries[0][2] if expiries else None
+
+    def _add(self, ticket: Ticket, sign: int) -> None:
+        self._count += sign
+        self.tokens += sign * ticket.demand.tokens
+        self.bytes += sign * ticket.request.body_bytes
+        if not self._count:
+            self._clock.idle()
+            self._turns.clear()
+            self._expiries.clear()
+            self._arrivals.clear()
+        elif sign < 0 and len(self._expiries) > 2 * self._count + LEFTOVERS_MAX:
+            self._sweep(ticket)
+
+    def _sweep(self, leaving: Ticket) -> None:
+        """Drop leftovers from both heaps (the leaving ticket's state is about to change)."""
+        self._turns = [e for e in self._turns if e[3].state is TicketState.QUEUED and e[3] is not leaving]
+        self._expiries = [e for e in self._expiries if e[2].state is TicketState.QUEUED and e[2] is not leaving]
+        self._arrivals = deque(t for t in self._arrivals if t.state is TicketState.QUEUED and t is not leaving)
+        heapify(self._turns)
+        heapify(self._expiries)

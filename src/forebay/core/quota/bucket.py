@@ -1,0 +1,51 @@
+"""GCRA, the generic cell rate algorithm: a token bucket kept as a single instant.
+
+The theoretical arrival time `tat` is when the bucket would be full again. A cost moves it forward by
+`cost * window / limit`; a cost fits when that leaves `tat` no further ahead of now than the bucket's span
+(burst * window / limit). One integer of state, exact waits, no timers. Source: ITU-T I.371, "virtual scheduling".
+"""
+
+from __future__ import annotations
+
+from forebay.core.instant import FOREVER, Instant
+
+
+class Bucket:
+    """`limit` units per `window_ns`, of which `burst` may be spent at once. A limit of 0 allows nothing."""
+
+    __slots__ = ("_span_ns", "_tat", "burst", "limit", "window_ns")
+
+    def __init__(self, limit: int, window_ns: int, burst: int | None = None) -> None:
+        self.limit = limit
+        self.window_ns = window_ns
+        self.burst = limit if burst is None else burst
+        self._span_ns = self.burst * window_ns // limit if limit else 0
+        self._tat: Instant = 0
+
+    def wait_ns(self, cost: int, now: Instant) -> int:
+        """Nanoseconds until `cost` fits; 0 when it does now, FOREVER when it never can."""
+        if cost > self.burst or not self.limit:
+            return FOREVER
+        tat = self._tat if self._tat > now else now
+        # Round the price up, so that the sum of many small costs never exceeds the limit.
+        excess = tat - (-cost * self.window_ns // self.limit) - now - self._span_ns
+        return excess if excess > 0 else 0
+
+    def charge(self, cost: int, now: Instant) -> None:
+        """Spend `cost`, which may be negative (a refund) or more than is left (a debt that refills first)."""
+        if self.limit:
+            tat = self._tat if self._tat > now else now
+            self._tat = tat - (-cost * self.window_ns // self.limit)
+
+    def remaining(self, now: Instant) -> int:
+        """Whole units that could be spent now, never negative."""
+        if not self.limit:
+            return 0
+        ahead = self._tat - now
+        if ahead <= 0:
+            return self.burst
+        return max(0, (self._span_ns - ahead) * self.limit // self.window_ns)
+
+    def reset_ns(self, now: Instant) -> int:
+        """Nanoseconds until the bucket is full again."""
+        return max(0, self._tat - now)

@@ -1,0 +1,94 @@
+"""A key's limits and what is left of them.
+
+All limits are checked before any is charged (rule 3), so a refusal by one has cost nothing in another. Tokens are
+reserved from the estimate at admission and settled to the real usage at the end; usage beyond the reservation
+becomes a debt that refills before the next request fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.core.instant import FOREVER, MINUTE, SECOND, Instant
+from forebay.core.model import Demand, Refusal
+from forebay.core.outcome import ShedReason
+from forebay.core.quota.bucket import Bucket
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """Limits of one key; None means unlimited, 0 means nothing is allowed."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # input and output together
+    tokens_per_second: int | None = None  # the key's envelope
+    burst_s: float = 2.0  # seconds of envelope that may be spent at once
+    concurrency: int | None = None  # requests queued or in flight
+
+
+class KeyBudget:
+    """The state of one key: a bucket per limit and the count of its open requests."""
+
+    __slots__ = ("_requests", "_tokens", "concurrency", "limited", "open")
+
+    def __init__(self, limits: KeyLimits) -> None:
+        self.concurrency = limits.concurrency
+        self.open = 0
+        rpm, tpm, tps = limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_second
+        self._requests = None if rpm is None else Bucket(rpm, MINUTE)
+        self._tokens: list[Bucket] = []
+        if tpm is not None:
+            self._tokens.append(Bucket(tpm, MINUTE))
+        if tps is not None:
+            self._tokens.append(Bucket(tps, SECOND, burst=int(tps * limits.burst_s)))
+        self.limited = self._requests is not None or bool(self._tokens) or self.concurrency is not None
+
+    def check(self, demand: Demand, expected_completion_ns: int, now: Instant) -> Refusal | None:
+        """The first limit that refuses, or None. Nothing is charged."""
+        if self.concurrency is not None and self.open >= self.concurrency:
+            retry = expected_completion_ns if self.concurrency else None
+            return Refusal(ShedReason.KEY_CONCURRENCY, retry, self.concurrency, self.open, "open requests")
+        requests = self._requests
+        if requests is not None and (wait := requests.wait_ns(1, now)):
+            retry = None if wait >= FOREVER else wait
+            return Refusal(ShedReason.KEY_REQUESTS, retry, requests.limit, requests.remaining(now), "requests/min")
+        for bucket in self._tokens:
+            if wait := bucket.wait_ns(demand.reserved, now):
+                return self._token_refusal(bucket, demand, wait, now)
+        return None
+
+    @staticmethod
+    def _token_refusal(bucket: Bucket, demand: Demand, wait: int, now: Instant) -> Refusal:
+        if wait >= FOREVER and bucket.limit:
+            return Refusal(ShedReason.NEVER_FITS, None, bucket.burst, demand.reserved, "tokens in one burst of the key")
+        unit = "tokens/min" if bucket.window_ns == MINUTE else "tokens/s"
+        retry = None if wait >= FOREVER else wait
+        return Refusal(ShedReason.KEY_TOKENS, retry, bucket.limit, bucket.remaining(now), unit)
+
+    def charge(self, demand: Demand, now: Instant) -> None:
+        """Take one request, the reserved tokens and a place among the open ones."""
+        self.open += 1
+        if self._requests is not None:
+            self._requests.charge(1, now)
+        for bucket in self._tokens:
+            bucket.charge(demand.reserved, now)
+
+    def settle(self, demand: Demand, used_tokens: int, now: Instant) -> None:
+        """End one request: give the place back and move the reservation to what was really used."""
+        self.open -= 1
+        assert self.open >= 0, "quota: a request was settled twice"
+        difference = used_tokens - demand.reserved
+        if difference:
+            for bucket in self._tokens:
+                bucket.charge(difference, now)
+
+    def headers(self, now: Instant) -> list[tuple[str, int, int, int]]:
+        """(name, limit, remaining, reset_ns) of the request limit and of the tightest token limit."""
+        rows = []
+        if self._requests is not None:
+            bucket = self._requests
+            rows.append(("requests", bucket.limit, bucket.remaining(now), bucket.reset_ns(now)))
+        if self._tokens:
+            bucket = min(self._tokens, key=lambda b: b.remaining(now))
+            rows.append(("tokens", bucket.limit, bucket.remaining(now), bucket.reset_ns(now)))
+        return rows

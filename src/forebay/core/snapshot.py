@@ -1,0 +1,41 @@
+"""A frozen picture of all rooms, for status pages, metrics and tests. Durations are nanoseconds."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineSnapshot(msgspec.Struct, frozen=True):
+    name: str
+    readiness: str
+    ejected: bool
+    in_flight: int
+    tokens_in_flight: int
+    places: int
+    concurrency_limit: int
+
+
+class PoolSnapshot(msgspec.Struct, frozen=True):
+    name: str
+    models: tuple[str, ...]
+    mode: str
+    queue_depth: int
+    queue_tokens: int
+    queue_bytes: int
+    queue_depth_limit: int
+    drain_rate_per_s: float
+    wait_budget_ns: int
+    predicted_wait_ns: int
+    wait_correction: float
+    service_ns: int
+    engines: tuple[EngineSnapshot, ...]
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    draining: bool
+    offered: int
+    outcomes: dict[str, int]
+    queued: int
+    in_flight: int
+    keys: int
+    pools: tuple[PoolSnapshot, ...]
