@@ -1,0 +1,1 @@
+"""Benchmarks of Forebay beside real peers. Each module with a command runs as ``python -m benchmarks.NAME``."""
