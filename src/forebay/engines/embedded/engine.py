@@ -1,0 +1,327 @@
+"""The embedded engine as the HTTP server sees it: jobs in, tokens out, one worker thread that steps the model.
+
+Two threads, each with state of its own. The event loop's thread tokenizes a job, keeps its sink and posts a command;
+the worker thread owns the scheduler and the model, takes the commands between steps, and hands each step's results
+back in one call. Nothing is locked but the inbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Final, TypeVarTuple, Unpack
+
+from forebay.engines.embedded.gguf import GgufFile
+from forebay.engines.embedded.metrics import Metrics, Observed
+from forebay.engines.embedded.model import Model, Shape, load_weights
+from forebay.engines.embedded.sampling import choose
+from forebay.engines.embedded.scheduler import Event, Finished, Scheduler, Sequence, Shown, Span, Want
+from forebay.engines.embedded.tokenizer import Detokenizer, PromptError, PromptTooLongError, Tokenizer
+from forebay.engines.serving.stop import StopMatcher
+from forebay.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from forebay.engines.serving.engine import Job, JobKind, Sink
+
+MODEL_ID: Final = "smollm2-135m-instruct"
+
+_log = logging.getLogger(__name__)
+
+Command = tuple[str, Sequence | str]
+
+Args = TypeVarTuple("Args")
+
+
+class _Text:
+    """A sequence's text: whole characters only, stop strings never shown."""
+
+    __slots__ = ("_detokenizer", "_matcher")
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._matcher = StopMatcher(stops)
+
+    def push(self, token: int) -> tuple[str, bool]:
+        return self._matcher.feed(self._detokenizer.push(token))
+
+    def flush(self) -> str:
+        shown, stopped = self._matcher.feed(self._detokenizer.flush())
+        return shown if stopped else shown + self._matcher.flush()
+
+
+class _Inbox:
+    """Commands to the worker. The one place that both threads touch."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()
+        self._commands: deque[Command] = deque()
+
+    def post(self, command: Command) -> None:
+        with self._arrived:
+            self._commands.append(command)
+            self._arrived.notify()
+
+    def take(self, *, wait: bool) -> list[Command]:
+        """All commands so far; with `wait`, at least one."""
+        with self._arrived:
+            while wait and not self._commands:
+                self._arrived.wait()
+            taken = list(self._commands)
+            self._commands.clear()
+            return taken
+
+
+@dataclass(slots=True)
+class _Live:
+    """A job in the engine, as the event loop's thread knows it. Times are of the monotonic clock, in seconds."""
+
+    sink: Sink
+    sequence: Sequence
+    arrived_s: float
+    last_token_s: float = 0.0
+
+
+class EmbeddedEngine:
+    """Serves one GGUF model; implements `ServedEngine`.
+
+    Args:
+        path: the GGUF file.
+        slots: sequences that run at once.
+        context: most tokens of a sequence, prompt and answer together.
+        threads: CPU threads the model may use.
+        max_waiting: most jobs that wait for a slot; beyond it a job is refused with 503.
+    """
+
+    kinds: frozenset[JobKind] = frozenset({"chat", "completion", "embedding"})
+
+    def __init__(
+        self, path: Path, *, slots: int, context: int, threads: int, max_waiting: int = 1024, model_id: str = MODEL_ID
+    ) -> None:
+        self.model_id = model_id
+        self.max_model_len = context
+        self._path = path
+        self._threads = threads
+        self._limit = slots + max_waiting
+        self._scheduler = Scheduler(slots, context, max_waiting=self._limit)
+        self._inbox = _Inbox()
+        self._metrics = Metrics(model_id, slots)
+        self._observed = Observed()
+        self._live: dict[str, _Live] = {}
+        self._tokenizer: Tokenizer | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = False
+        self._failure: str | None = None
+
+    # ---- the event loop's thread
+
+    async def start(self) -> None:
+        """Checks the file and starts loading in the worker thread; `ready` turns true when that is done.
+
+        Raises:
+            EngineError: the file is no model that this engine runs.
+        """
+        self._loop = asyncio.get_running_loop()
+        file = GgufFile(self._path)
+        try:
+            shape = Shape.from_gguf(file.metadata)
+            if self.max_model_len > shape.trained_context:
+                raise EngineError(
+                    f"context {self.max_model_len} is more than this model's {shape.trained_context} tokens; "
+                    "ask for less"
+                )
+        except BaseException:
+            file.close()
+            raise
+        self._thread = threading.Thread(
+            target=self._work, args=(file, shape), name="forebay-embedded-engine", daemon=True
+        )
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Ends the worker after the step it is in; jobs still running are dropped."""
+        self._ready = False
+        self._live.clear()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._inbox.post(("stop", ""))
+            await asyncio.to_thread(thread.join)
+
+    def ready(self) -> bool:
+        return self._ready
+
+    def submit(self, job: Job, sink: Sink) -> None:
+        if not self._ready or self._tokenizer is None:
+            why = self._failure or "the model is still loading"
+            sink.error(503, f"The engine is not ready: {why}.", "service_unavailable_error", "warming_up")
+            return
+        if len(self._live) >= self._limit:
+            sink.error(
+                503, f"The engine already holds {self._limit} requests; try later.", "overloaded_error", "queue_full"
+            )
+            return
+        try:
+            sequence = self._sequence(job, self._tokenizer)
+        except PromptTooLongError:
+            sink.error(
+                400,
+                f"This model's maximum context length is {self.max_model_len} tokens, and the prompt does not leave "
+                "room for an answer. Please reduce the length of the prompt.",
+                "invalid_request_error",
+                "context_length_exceeded",
+            )
+            return
+        except PromptError as error:
+            sink.error(400, str(error), "invalid_request_error", "invalid_prompt")
+            return
+        self._live[job.id] = _Live(sink, sequence, time.monotonic())
+        self._inbox.post(("add", sequence))
+
+    def abort(self, job_id: str) -> None:
+        if self._live.pop(job_id, None) is not None:
+            self._metrics.finished("abort")
+            self._inbox.post(("abort", job_id))
+
+    def metrics(self) -> str:
+        return self._metrics.render(self._observed)
+
+    def _sequence(self, job: Job, tokenizer: Tokenizer) -> Sequence:
+        generates = job.kind != "embedding"
+        # An answer needs at least one position beside the prompt's.
+        limit = self.max_model_len - (1 if generates else 0)
+        if job.messages is not None:
+            prompt = tokenizer.encode_chat(job.messages, limit)
+        elif isinstance(job.prompt, list):
+            prompt = _checked_ids(job.prompt, tokenizer, limit)
+        else:
+            prompt = tokenizer.encode(job.prompt or "", limit)
+        if not prompt:
+            # What stands before every document in training: the model begins one of its own.
+            prompt = [tokenizer.control_id("<|endoftext|>")]
+        room = self.max_model_len - len(prompt)
+        return Sequence(
+            id=job.id,
+            prompt=prompt,
+            max_new=(room if job.max_tokens is None else max(1, min(job.max_tokens, room))) if generates else 0,
+            text=_Text(tokenizer, job.stop) if generates else None,
+            eos=() if job.ignore_eos else tokenizer.eos,
+            draw=(job.temperature, Random(job.seed)) if job.temperature > 0 else None,
+        )
+
+    def _deliver(self, events: list[Event], observed: Observed) -> None:
+        """Hands a step's results to the sinks; those of jobs that have left go nowhere."""
+        now = time.monotonic()
+        self._observed = observed
+        for event in events:
+            live = self._live.get(event.id)
+            if live is None:
+                continue
+            if isinstance(event, Shown):
+                self._metrics.token(now - (live.last_token_s or live.arrived_s), first=live.last_token_s == 0.0)
+                live.last_token_s = now
+                live.sink.token(event.text)
+            else:
+                self._end(event, live, now)
+
+    def _end(self, event: Finished, live: _Live, now: float) -> None:
+        del self._live[event.id]
+        self._metrics.finished(event.reason, now - live.arrived_s)
+        if event.vector is not None:
+            live.sink.vector(event.vector, event.prompt_tokens)
+        else:
+            live.sink.done(event.reason, event.prompt_tokens, event.completion_tokens)
+
+    def _loaded(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ready = self._thread is not None
+
+    def _failed(self, message: str) -> None:
+        self._ready = False
+        self._failure = message
+        dropped, self._live = self._live, {}
+        for live in dropped.values():
+            live.sink.error(500, f"The engine failed: {message}.", "server_error", "engine_error")
+
+    # ---- the worker's thread
+
+    def _work(self, file: GgufFile, shape: Shape) -> None:
+        try:
+            with file:
+                tokenizer = Tokenizer.from_gguf(file.metadata)
+                weights = load_weights(file, shape)
+            with contextlib.closing(
+                Model(shape, weights, self._scheduler.slots, self.max_model_len, self._threads)
+            ) as model:
+                self._tell(self._loaded, tokenizer)
+                self._serve(model)
+        except EngineError as error:
+            _log.error("embedded engine: %s", error)
+            self._tell(self._failed, str(error))
+        except Exception as error:
+            _log.exception("embedded engine stopped")
+            self._tell(self._failed, f"{type(error).__name__}: {error}")
+
+    def _serve(self, model: Model) -> None:
+        scheduler = self._scheduler
+        busy_s, steps, sequences = 0.0, 0, 0
+        while True:
+            for name, argument in self._inbox.take(wait=not scheduler.has_work):
+                if name == "stop":
+                    return
+                if isinstance(argument, Sequence):
+                    scheduler.add(argument)
+                else:
+                    scheduler.abort(argument)
+            spans = scheduler.plan()
+            if not spans:
+                # The last abort left nothing to do, and no step will show it.
+                self._tell(self._deliver, [], self._observe(busy_s, steps, sequences))
+                continue
+            started = time.perf_counter()
+            events = self._step(model, spans)
+            busy_s += time.perf_counter() - started
+            steps += 1
+            sequences += len(spans)
+            self._tell(self._deliver, events, self._observe(busy_s, steps, sequences))
+
+    def _step(self, model: Model, spans: list[Span]) -> list[Event]:
+        result = model.forward(spans)
+        tokens = choose(result.logits, [span.sequence.draw for span in spans if span.want is Want.TOKEN])
+        return self._scheduler.commit(spans, tokens, [each.tolist() for each in result.sums])
+
+    def _observe(self, busy_s: float, steps: int, sequences: int) -> Observed:
+        scheduler = self._scheduler
+        return Observed(
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            cache_usage=scheduler.cache_usage,
+            prompt_tokens=scheduler.totals.prompt_tokens,
+            generated_tokens=scheduler.totals.generated_tokens,
+            busy_s=busy_s,
+            steps=steps,
+            sequences=sequences,
+        )
+
+    def _tell(self, call: Callable[[Unpack[Args]], None], *args: *Args) -> None:
+        """Calls on the event loop's thread; nobody is told once that loop has closed."""
+        assert self._loop is not None, "start() sets the loop before the worker runs"
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *args)
+
+
+def _checked_ids(ids: list[int], tokenizer: Tokenizer, limit: int) -> list[int]:
+    if len(ids) > limit:
+        raise PromptTooLongError
+    for each in ids:
+        if not 0 <= each < tokenizer.size:
+            raise PromptError(f"prompt has token id {each}; this model's ids are 0 to {tokenizer.size - 1}")
+    return list(ids)
