@@ -1,0 +1,202 @@
+"""When requests are sent: arrival processes as pure functions of a seeded generator.
+
+Every pacer yields ascending offsets in seconds within `[0, duration_s)`. They are drawn before the run, so nothing
+that happens during it (a slow answer, a busy client) can move an intended send time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple, Protocol
+
+from forebay.errors import UsageError
+
+NS_PER_S = 1_000_000_000
+
+
+class Pacer(Protocol):
+    """An arrival process of a known length."""
+
+    @property
+    def duration_s(self) -> float:
+        """Length of the process in seconds."""
+        ...
+
+    def offsets_s(self, rng: Random) -> Iterator[float]:
+        """Ascending send times in seconds from the start, all below `duration_s`."""
+        ...
+
+
+class Arrival(NamedTuple):
+    """One request to be sent: its intended time from the start of the run, and sizes when a trace dictates them."""
+
+    at_ns: int
+    phase: str
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class Phase(NamedTuple):
+    """A named stretch of the run; `pacer` times count from the phase's own start."""
+
+    name: str
+    pacer: Pacer
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Evenly spaced arrivals at `rate` per second."""
+
+    rate: float
+    duration_s: float
+
+    def offsets_s(self, rng: Random) -> Iterator[float]:  # noqa: ARG002
+        step = 1.0 / self.rate
+        index = 0
+        while (at := index * step) < self.duration_s:
+            yield at
+            index += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Independent arrivals at `rate` per second: exponential gaps."""
+
+    rate: float
+    duration_s: float
+
+    def offsets_s(self, rng: Random) -> Iterator[float]:
+        at = rng.expovariate(self.rate)
+        while at < self.duration_s:
+            yield at
+            at += rng.expovariate(self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Gamma:
+    """Gamma-distributed gaps with mean `1/rate` and coefficient of variation `cv` (1 is Poisson, above is burstier)."""
+
+    rate: float
+    cv: float
+    duration_s: float
+
+    def offsets_s(self, rng: Random) -> Iterator[float]:
+        shape = 1.0 / (self.cv * self.cv)
+        scale = 1.0 / (self.rate * shape)
+        at = rng.gammavariate(shape, scale)
+        while at < self.duration_s:
+            yield at
+            at += rng.gammavariate(shape, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Mmpp:
+    """Markov-modulated Poisson with two states: calm and busy, `ratio` times apart, mean `rate`.
+
+    Both states last `sojourn_s` on average (exponential), so calm = 2·rate/(1+ratio) and busy = ratio·calm.
+    """
+
+    rate: float
+    ratio: float
+    sojourn_s: float
+    duration_s: float
+
+    def offsets_s(self, rng: Random) -> Iterator[float]:
+        calm = 2.0 * self.rate / (1.0 + self.ratio)
+        rates = (calm, calm * self.ratio)
+        state = rng.randrange(2)
+        at, switch = 0.0, rng.expovariate(1.0 / self.sojourn_s)
+        while True:
+            gap = rng.expovariate(rates[state])
+            if at + gap < switch:
+                at += gap
+                if at >= self.duration_s:
+                    return
+                yield at
+                continue
+            # Memoryless: the gap is drawn anew from the moment the state changes.
+            at, state = switch, 1 - state
+            if at >= self.duration_s:
+                return
+            switch = at + rng.expovariate(1.0 / self.sojourn_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Clumps:
+    """Batch arrivals: clumps of `size` requests within `spread_s`, at a mean of `rate` requests per second.
+
+    Gaps between clumps are uniform within ±`jitter` of their mean, so the mean rate is met even in a short phase.
+    """
+
+    rate: float
+    size: int
+    duration_s: float
+    jitter: float = 0.3
+    spread_s: float = 0.0
+
+    def offsets_s(self, rng: Random) -> Iterator[float]:
+        gap = self.size / self.rate
+        pending: list[float] = []
+        at = gap * rng.uniform(0.0, 0.5)
+        while at < self.duration_s:
+            pending = sorted(pending + [at + rng.uniform(0.0, self.spread_s) for _ in range(self.size)])
+            at += gap * rng.uniform(1.0 - self.jitter, 1.0 + self.jitter)
+            # A wide spread lets clumps overlap: only what no later clump can precede is final.
+            ready = [offset for offset in pending if offset < at]
+            pending = pending[len(ready) :]
+            for offset in ready:
+                if offset < self.duration_s:
+                    yield offset
+        yield from (offset for offset in pending if offset < self.duration_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Poisson arrivals whose rate moves linearly from `rate_from` to `rate_to` per second (thinning)."""
+
+    rate_from: float
+    rate_to: float
+    duration_s: float
+
+    def offsets_s(self, rng: Random) -> Iterator[float]:
+        top = max(self.rate_from, self.rate_to)
+        slope = (self.rate_to - self.rate_from) / self.duration_s
+        at = rng.expovariate(top)
+        while at < self.duration_s:
+            if rng.random() * top < self.rate_from + slope * at:
+                yield at
+            at += rng.expovariate(top)
+
+
+def schedule(phases: list[Phase], seed: int) -> list[Arrival]:
+    """All arrivals of a run, in order. Each phase draws from its own stream, so changing one leaves the others."""
+    arrivals: list[Arrival] = []
+    start_s = 0.0
+    for index, phase in enumerate(phases):
+        rng = Random(f"{seed}/arrivals/{index}")
+        arrivals.extend(
+            Arrival(int((start_s + offset) * NS_PER_S), phase.name) for offset in phase.pacer.offsets_s(rng)
+        )
+        start_s += phase.pacer.duration_s
+    return arrivals
+
+
+def phase_bounds_s(phases: list[Phase]) -> list[tuple[str, float, float]]:
+    """`(name, from_s, to_s)` of each phase."""
+    bounds = []
+    start_s = 0.0
+    for phase in phases:
+        bounds.append((phase.name, start_s, start_s + phase.pacer.duration_s))
+        start_s += phase.pacer.duration_s
+    return bounds
+
+
+def bursty(rate: float, duration_s: float, clump: int | None) -> Pacer:
+    """The `bursty` arrivals of the commands: clumps of a given size, or else MMPP-2 (ratio 5, mean stay 5 s)."""
+    if clump is None:
+        return Mmpp(rate, ratio=5.0, sojourn_s=5.0, duration_s=duration_s)
+    if clump < 1:
+        raise UsageError(f"a clump of {clump} requests is not a clump: use 1 or more")
+    return Clumps(rate, clump, duration_s)

@@ -1,0 +1,195 @@
+"""What is sent: request bodies of a route with seeded prompt and output lengths, keys and priorities."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal, NamedTuple
+
+from forebay.errors import UsageError
+from forebay.load.pacer import Arrival
+
+Route = Literal["chat", "completions", "embeddings"]
+PATHS: dict[Route, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+}
+MAX_TOKENS = 1_000_000
+
+# Short common words are one token each, with their space, in the byte-pair vocabularies in use.
+WORDS = (
+    *("the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "with", "as", "by", "at", "from", "his", "it"),
+    *("an", "were", "are", "which", "this", "be", "had", "has", "first", "one", "their", "its", "new", "after", "but"),
+    *("who", "not", "they", "have", "her", "she", "two", "been", "other", "when", "there", "all", "into", "only"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """A distribution of token counts: uniform from `low` to `high`, or log-normal when `mean` is set."""
+
+    low: int
+    high: int
+    mean: float | None = None
+    cv: float = 1.0
+
+    def draw(self, rng: Random) -> int:
+        """One size in tokens, at least 1."""
+        if self.mean is not None:
+            sigma2 = math.log(1.0 + self.cv * self.cv)
+            drawn = rng.lognormvariate(math.log(self.mean) - sigma2 / 2.0, math.sqrt(sigma2))
+            return min(self.high, max(self.low, round(drawn)))
+        return self.low if self.low == self.high else rng.randint(self.low, self.high)
+
+    @classmethod
+    def parse(cls, text: str) -> Sizes:
+        """`128`, `64-256` (uniform) or `~300` / `~300/1.5` (log-normal: mean, coefficient of variation)."""
+        shape = re.fullmatch(r"(?:(\d+)|(\d+)-(\d+)|~(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?)", text.strip())
+        if shape is None:
+            raise UsageError(f"{text!r} is not a size: use 128, 64-256, or ~300/1.5 (mean/coefficient of variation)")
+        exact, low, high, mean, cv = shape.groups()
+        if mean is not None:
+            sizes = cls(1, max(1, round(float(mean) * 20)), float(mean), float(cv or 1.0))
+        else:
+            sizes = cls(int(exact or low), int(exact or high))
+        if not 1 <= sizes.low <= sizes.high <= MAX_TOKENS or sizes.mean == 0 or sizes.cv == 0:
+            raise UsageError(f"{text!r} is not a size: it must lie within 1 to {MAX_TOKENS}, the lower bound first")
+        return sizes
+
+    def __str__(self) -> str:
+        if self.mean is not None:
+            return f"~{self.mean:g}/{self.cv:g}"
+        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+
+
+class Shot(NamedTuple):
+    """A request ready to be written: its key and complete HTTP bytes but for headers that change per attempt."""
+
+    key: str
+    head: bytes
+    body: bytes
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A credential and its share of the requests; `label` stands for it in every record, the secret in none."""
+
+    label: str
+    secret: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The kind of requests of a run. `ignore_eos` asks engines that know it to produce exactly the asked length."""
+
+    route: Route = "chat"
+    model: str = "default"
+    stream: bool = True
+    prompt_tokens: Sizes = field(default_factory=lambda: Sizes(32, 32))
+    output_tokens: Sizes = field(default_factory=lambda: Sizes(32, 32))
+    keys: tuple[Key, ...] = ()
+    priority: str | None = None
+    deadline_ms: int | None = None
+    ignore_eos: bool = True
+
+    def __str__(self) -> str:
+        shape = f"{self.route}, {self.prompt_tokens} prompt tokens"
+        return shape if self.route == "embeddings" else f"{shape}, {self.output_tokens} output tokens"
+
+
+class Magazine:
+    """Makes the requests of a run, in arrival order, from a seed. Bodies are cut from one text, so a shot is cheap."""
+
+    def __init__(self, workload: Workload, host: str, prefix: str, seed: int) -> None:
+        self._rng = Random(f"{seed}/workload")
+        self._workload = workload
+        self._heads = _heads(workload, host, prefix)
+        self._keys: Sequence[Key] = workload.keys or (Key("", ""),)
+        self._weights = [key.weight for key in self._keys]
+        self._text, self._starts = _text(Random(f"{seed}/text"), _longest(workload))
+        self._before, self._after = _body_parts(workload)
+
+    def shot(self, arrival: Arrival) -> Shot:
+        """The next request. Calls draw from one stream: make them in arrival order to repeat a run exactly."""
+        rng = self._rng
+        workload = self._workload
+        prompt = arrival.prompt_tokens or workload.prompt_tokens.draw(rng)
+        output = arrival.output_tokens or workload.output_tokens.draw(rng)
+        index = rng.choices(range(len(self._keys)), self._weights)[0] if len(self._keys) > 1 else 0
+        after = self._after.replace(b"%OUTPUT%", str(output).encode())
+        body = b"".join((self._before, self._prompt(prompt), after))
+        head = b"%bcontent-length: %d\r\n" % (self._heads[index], len(body))
+        return Shot(self._keys[index].label, head, body, prompt)
+
+    def _prompt(self, tokens: int) -> bytes:
+        span = len(self._starts) - 1
+        parts = []
+        while tokens > 0:
+            start = self._rng.randrange(span)
+            take = min(tokens, span - start)
+            parts.append(self._text[self._starts[start] : self._starts[start + take]])
+            tokens -= take
+        return b"".join(parts).strip()
+
+
+def _longest(workload: Workload) -> int:
+    return max(4096, min(4 * workload.prompt_tokens.high, 65536))
+
+
+def _text(rng: Random, words: int) -> tuple[bytes, list[int]]:
+    """A text of `words` words, and where each begins (with its space), with the end last."""
+    starts, parts, at = [], [], 0
+    for _ in range(words):
+        word = f" {rng.choice(WORDS)}".encode()
+        starts.append(at)
+        parts.append(word)
+        at += len(word)
+    starts.append(at)
+    return b"".join(parts), starts
+
+
+def _body_parts(workload: Workload) -> tuple[bytes, bytes]:
+    """The JSON before and after the prompt; `%OUTPUT%` marks the output length."""
+    mark, length = "%PROMPT%", 1234567890
+    body: dict[str, object] = {"model": workload.model}
+    if workload.route == "embeddings":
+        body["input"] = mark
+    elif workload.route == "completions":
+        body["prompt"] = mark
+    else:
+        body["messages"] = [{"role": "user", "content": mark}]
+    if workload.route != "embeddings":
+        body["max_tokens"] = length
+        if workload.ignore_eos:
+            body["ignore_eos"] = True
+        if workload.stream:
+            body["stream"] = True
+            body["stream_options"] = {"include_usage": True}
+    before, after = json.dumps(body, separators=(",", ":")).split(mark)
+    return before.encode(), after.replace(str(length), "%OUTPUT%").encode()
+
+
+def _heads(workload: Workload, host: str, prefix: str) -> list[bytes]:
+    lines = [
+        f"POST {prefix}{PATHS[workload.route]} HTTP/1.1",
+        f"host: {host}",
+        "user-agent: forebay-bench",
+        "content-type: application/json",
+        "accept: text/event-stream" if workload.stream and workload.route != "embeddings" else "accept: */*",
+    ]
+    if workload.priority is not None:
+        lines.append(f"x-forebay-priority: {workload.priority}")
+    if workload.deadline_ms is not None:
+        lines.append(f"x-forebay-deadline-ms: {workload.deadline_ms}")
+    heads = []
+    for key in workload.keys or (Key("", ""),):
+        credential = [f"authorization: Bearer {key.secret}"] if key.secret else []
+        heads.append(("\r\n".join(lines + credential) + "\r\n").encode())
+    return heads
