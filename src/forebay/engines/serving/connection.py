@@ -223,9 +223,7 @@ class Connection(asyncio.Protocol):
 
     # --- answers (`exchange.Channel`) ---
 
-    def respond(
-        self, status: int, body: bytes, content_type: bytes = b"application/json", extra: bytes = b""
-    ) -> None:
+    def respond(self, status: int, body: bytes, content_type: bytes = b"application/json", extra: bytes = b"") -> None:
         """A whole answer; `extra` is header lines with their line ends."""
         request = self._current
         if request is None:

@@ -26,9 +26,7 @@ class Channel(Protocol):
     def close_stream(self) -> None: ...
 
 
-def error_body(
-    status: int, message: str, kind: str, param: str | None = None, code: str | None = None
-) -> bytes:
+def error_body(status: int, message: str, kind: str, param: str | None = None, code: str | None = None) -> bytes:
     """An OpenAI-style error object; without a `code` of its own the status stands there, as vLLM has it."""
     fields = {"message": message, "type": kind, "param": param, "code": status if code is None else code}
     return _json({"error": fields})
@@ -277,9 +275,7 @@ class EmbeddingExchange(Exchange):
             self._vectors[index] = values
         if not self.settle(index, prompt_tokens, 0):
             return
-        data = [
-            {"index": at, "object": "embedding", "embedding": one} for at, one in enumerate(self._vectors)
-        ]
+        data = [{"index": at, "object": "embedding", "embedding": one} for at, one in enumerate(self._vectors)]
         body: dict[str, Any] = {
             "id": self.asked.id,
             "object": "list",

@@ -194,9 +194,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
 def _model(name: str | None, engine: ServedEngine) -> str:
     if name is None or name == engine.model_id:
         return engine.model_id
-    raise BadRequestError(
-        f"The model `{name}` does not exist.", status=404, kind="NotFoundError", param="model"
-    )
+    raise BadRequestError(f"The model `{name}` does not exist.", status=404, kind="NotFoundError", param="model")
 
 
 def _text_of(content: str | list[dict[str, Any]] | None) -> str:

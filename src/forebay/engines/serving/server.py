@@ -41,9 +41,7 @@ _PARSERS: dict[bytes, tuple[str, Parser]] = {
 class Server:
     """What all connections share."""
 
-    def __init__(
-        self, engine: ServedEngine, loop: asyncio.AbstractEventLoop, controls: Mapping[str, Control]
-    ) -> None:
+    def __init__(self, engine: ServedEngine, loop: asyncio.AbstractEventLoop, controls: Mapping[str, Control]) -> None:
         self.engine, self.loop = engine, loop
         self.connections: set[Connection] = set()
         self.started = False
@@ -174,9 +172,7 @@ async def serve(
         listener = await loop.create_server(lambda: Connection(server), host, port, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise EngineError(
-            f"cannot listen on {host}:{port}: {reason}; choose another --port, or 0 for any"
-        ) from None
+        raise EngineError(f"cannot listen on {host}:{port}: {reason}; choose another --port, or 0 for any") from None
     stop = asyncio.Event()
     hurry = asyncio.Event()
 

@@ -1,0 +1,1 @@
+"""A simulated GPU: calibrated step times, continuous batching, a KV limit, and faults on demand."""

@@ -1,0 +1,163 @@
+"""Calibrated GPUs: step-time coefficients of language models, batch latency curves of encoders."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from forebay.errors import UsageError
+
+DEFAULT_PROFILE = "h100-80g/llama-3.1-8b/bf16/tp1/trtllm"
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """One model on one GPU (or tensor-parallel group). Coefficients in ms, as in the calibration file.
+
+    The defaults of a server on that GPU come with it: KV capacity in tokens, batch limits.
+    """
+
+    name: str
+    gpu: str
+    gpus: int
+    model: str
+    engine: str
+    confidence: str
+    c0: float
+    w: float
+    r: float
+    p: float
+    e: float
+    seq: float
+    kv: float
+    att: float
+    kv_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    decode_tokens_per_s: dict[int, float]
+    """Decode rate by batch size at 1,024 tokens of context each, as published with the calibration."""
+    prefill_tokens_per_s: dict[int, float]
+    """Prefill rate by prompt size in one step."""
+
+    def step_ms(self, tokens: int, sequences: int, context: int, pairs: float) -> float:
+        """Time of one forward pass in ms.
+
+        `tokens`: new tokens computed (decodes and prefill chunks); `sequences` in the batch; `context`: KV tokens
+        read by the decoding sequences; `pairs`: (query, key) pairs of the prefill chunks.
+        """
+        roofline = float((self.w**self.p + (self.r * tokens) ** self.p) ** (1.0 / self.p))
+        fixed = self.c0 + roofline + self.e * tokens + self.seq * sequences
+        return fixed + self.kv * context / 1e3 + self.att * pairs / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderProfile:
+    """A one-shot model: a batch of b inputs takes (a^p + (c*b)^p)^(1/p) ms, whatever its inputs are."""
+
+    name: str
+    gpu: str
+    model: str
+    a: float
+    c: float
+    p: float
+
+    def batch_ms(self, size: int) -> float:
+        """Time of one batch of `size` inputs, in ms."""
+        return float((self.a**self.p + (self.c * size) ** self.p) ** (1.0 / self.p))
+
+
+Profile = StepProfile | EncoderProfile
+
+
+class _Value(msgspec.Struct):
+    value: float
+
+
+class _Entry(msgspec.Struct):
+    id: str
+    gpu: str
+    n_gpus: int
+    model: str
+    engine: str
+    confidence: str
+    coeffs: dict[str, _Value]
+    kv_capacity_tokens: _Value
+    max_num_seqs: _Value
+    max_num_batched_tokens: _Value
+    prefill_tok_per_s: dict[int, _Value]
+    decode_tok_per_s: dict[int, _Value]
+
+
+class _StepFile(msgspec.Struct):
+    entries: list[_Entry]
+
+
+class _Curve(msgspec.Struct):
+    gpu: str
+    model: str
+    seq_len: int
+    precision: str
+    a_ms: _Value
+    c_ms_per_sample: _Value
+    p: _Value
+
+
+class _EncoderFile(msgspec.Struct):
+    measured: list[_Curve]
+    derived: list[_Curve]
+
+
+@cache
+def profiles() -> dict[str, Profile]:
+    """All calibrated profiles by name; language models first, in the file's order."""
+    folder = files("forebay") / "data" / "calibration"
+    steps = msgspec.json.decode((folder / "llm_step_model.json").read_bytes(), type=_StepFile, strict=False)
+    curves = msgspec.json.decode((folder / "encoders.json").read_bytes(), type=_EncoderFile, strict=False)
+    known: dict[str, Profile] = {entry.id: _step_profile(entry) for entry in steps.entries}
+    for curve in curves.measured + curves.derived:
+        profile = _encoder_profile(curve)
+        known.setdefault(profile.name, profile)
+    return known
+
+
+def profile_named(name: str) -> Profile:
+    """The profile called `name`. Raises `UsageError`, with the nearest names, when there is none."""
+    known = profiles()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or [n for n in known if name in n][:3]
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise UsageError(f"there is no profile {name!r}{hint} (see --list-profiles)")
+
+
+def _step_profile(entry: _Entry) -> StepProfile:
+    coefficients = {name: entry.coeffs[name].value for name in ("c0", "w", "r", "p", "e", "seq", "kv", "att")}
+    return StepProfile(
+        name=entry.id,
+        gpu=entry.gpu,
+        gpus=entry.n_gpus,
+        model=entry.model,
+        engine=entry.engine,
+        confidence=entry.confidence,
+        kv_tokens=int(entry.kv_capacity_tokens.value),
+        max_num_seqs=int(entry.max_num_seqs.value),
+        max_num_batched_tokens=int(entry.max_num_batched_tokens.value),
+        decode_tokens_per_s={batch: one.value for batch, one in entry.decode_tok_per_s.items()},
+        prefill_tokens_per_s={size: one.value for size, one in entry.prefill_tok_per_s.items()},
+        **coefficients,
+    )
+
+
+def _encoder_profile(curve: _Curve) -> EncoderProfile:
+    return EncoderProfile(
+        name=f"{curve.gpu.lower()}/{curve.model}/{curve.precision}/seq{curve.seq_len}",
+        gpu=curve.gpu,
+        model=curve.model,
+        a=curve.a_ms.value,
+        c=curve.c_ms_per_sample.value,
+        p=curve.p.value,
+    )
