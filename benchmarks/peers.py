@@ -36,7 +36,7 @@ class AptPeer:
             return found
         by_hand = f"apt-get install -y --no-install-recommends {self.package}"
         if shutil.which("apt-get") is None:
-            raise InstallError(f"{self.program} is missing and there is no apt-get here: install {self.program} yourself")
+            raise InstallError(f"{self.program} is missing and there is no apt-get here: install it yourself")
         if os.geteuid() != 0:
             raise InstallError(f"{self.program} is missing; as root: {by_hand}")
         # Run level 1 keeps the packages' start scripts from starting a service of their own beside the measured one.

@@ -10,16 +10,15 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
 
 from benchmarks import peers
 from benchmarks.process import Process, free_port
 from benchmarks.traffic import KEY, LIMITED_KEY, serves
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-Start = Callable[["Path", int], "Running"]
+Start = Callable[[Path, int], "Running"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,7 @@ class Proxy:
         """The version of what is measured."""
         if self.peer is not None:
             return self.peer.version()
-        from forebay import __version__
-
-        return __version__
+        return version("forebay")
 
 
 def _up(name: str, command: list[str], folder: Path, port: int, *, env: dict[str, str] | None = None,
@@ -94,7 +91,12 @@ anonymous = false
 [[keys.static]]
 id = "admitted"
 secret = "{key}"
-limits = {{ requests_per_minute = 100_000_000, tokens_per_minute = 10_000_000_000, tokens_per_second = 1_000_000_000, burst_s = 2.0, concurrency = 4096 }}
+[keys.static.limits]
+requests_per_minute = 100_000_000
+tokens_per_minute = 10_000_000_000
+tokens_per_second = 1_000_000_000
+burst_s = 2.0
+concurrency = 4096
 [[keys.static]]
 id = "limited"
 secret = "{limited_key}"
@@ -123,7 +125,7 @@ def _forebay(name: str, rooms: str) -> Start:
                 port=port, admin_port=free_port(), upstream=upstream, key=KEY, limited_key=LIMITED_KEY
             )
         )
-        command = [sys.executable, "-m", "forebay.cli", "serve", "--config", str(config)]
+        command = [str(Path(sys.executable).with_name("forebay")), "serve", "--config", str(config)]
         return _up(name, command, folder, port, refusal_port=port if rooms is _FOREBAY_KEYED else None)
 
     return start
@@ -183,9 +185,7 @@ def _nginx(folder: Path, upstream: int) -> Running:
     port, refusal_port = free_port(), free_port()
     config = folder / "nginx.conf"
     user = "user root;" if os.geteuid() == 0 else ""  # the worker must reach the temporary folder
-    config.write_text(
-        _NGINX.format(user=user, folder=folder, upstream=upstream, port=port, refusal_port=refusal_port)
-    )
+    config.write_text(_NGINX.format(user=user, folder=folder, upstream=upstream, port=port, refusal_port=refusal_port))
     command = [str(peers.NGINX.ensure()), "-p", str(folder), "-c", str(config), "-e", str(folder / "nginx-error.log")]
     return _up("nginx", command, folder, port, refusal_port=refusal_port)
 
@@ -303,8 +303,8 @@ def _envoy(name: str, *, filtered: bool) -> Start:
             listeners += _ENVOY_LISTENER.format(name="limited", port=refusal_port, filters=refusing)
         config = folder / f"{name}.yaml"
         config.write_text(_ENVOY.format(listeners=listeners, upstream=upstream))
-        # Two Envoys on one machine share memory for hot restarts unless told apart.
-        command = [str(peers.ENVOY.ensure()), "-c", str(config), "--concurrency", "1", "-l", "error", "--disable-hot-restart"]
+        command = [str(peers.ENVOY.ensure()), "-c", str(config), "--concurrency", "1", "-l", "error"]
+        command.append("--disable-hot-restart")  # two Envoys on one machine share memory for it unless told apart
         return _up(name, command, folder, port, refusal_port=refusal_port)
 
     return start

@@ -57,7 +57,8 @@ def request_bytes(port: int, body: bytes, key: str = KEY) -> bytes:
     """The whole HTTP/1.1 request that posts ``body``."""
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nauthorization: Bearer {key}\r\n"
-        f"content-type: application/json\r\naccept: */*\r\nuser-agent: forebay-bench\r\ncontent-length: {len(body)}\r\n\r\n"
+        "content-type: application/json\r\naccept: */*\r\nuser-agent: forebay-bench\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
@@ -260,12 +261,11 @@ def streams(port: int, *, count: int, chunks: int, limit_s: float) -> Streams:
                 starts.pop()
                 conn = connect(port)
                 conn.sendall(request)
-                selector.register(conn, selectors.EVENT_READ)
+                selector.register(conn, selectors.EVENT_READ, conn)
                 tails[conn] = b""
                 continue
             for selected, _ in selector.select(max(0.0, starts[-1] - now) if starts else 1.0):
-                conn = selected.fileobj
-                assert isinstance(conn, socket.socket)
+                conn = selected.data
                 part = conn.recv(262144)
                 tail = tails[conn]
                 # A read may cut a marker in two: the end of the last read is looked at again, short of a whole marker.

@@ -55,7 +55,8 @@ def _chunk(delta: bytes, finish: bytes = b"null") -> bytes:
 _ANSWER: Final = _json_response(_ANSWER_BODY)
 _MODELS: Final = _json_response(_MODELS_BODY)
 _STREAM_HEAD: Final = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
 )
 _TOKEN: Final = _chunk(b'"content":" turbine"')
 _LAST_TOKEN: Final = _chunk(b'"content":"."', b'"stop"')
@@ -79,7 +80,7 @@ class Engine(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own class, not a subclass
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
