@@ -1,0 +1,46 @@
+"""Backends and gateways that live as long as one test, and end with their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .rig import FakeBackend, GatewayProcess
+
+StartGateway = Callable[..., GatewayProcess]
+
+
+@pytest.fixture
+def backend() -> Iterator[FakeBackend]:
+    fake = FakeBackend()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def other_backend() -> Iterator[FakeBackend]:
+    fake = FakeBackend()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def start_gateway(tmp_path: Path) -> Iterator[StartGateway]:
+    """Start gateways from configs; at the end each must stop with status 0 and without a traceback."""
+    started: list[GatewayProcess] = []
+
+    def start(config: Mapping[str, Any], *, ready: bool = True) -> GatewayProcess:
+        gateway = GatewayProcess(config, tmp_path / f"gateway-{len(started)}", ready=ready)
+        started.append(gateway)
+        return gateway
+
+    yield start
+    try:
+        for gateway in started:
+            gateway.stop()
+    finally:
+        for gateway in started:
+            gateway.kill()
