@@ -193,3 +193,21 @@ def _heads(workload: Workload, host: str, prefix: str) -> list[bytes]:
         credential = [f"authorization: Bearer {key.secret}"] if key.secret else []
         heads.append(("\r\n".join(lines + credential) + "\r\n").encode())
     return heads
+
+
+def parse_keys(texts: Sequence[str]) -> tuple[Key, ...]:
+    """Keys given as `SECRET`, `LABEL=SECRET` or `LABEL*WEIGHT=SECRET`; without a label they are numbered."""
+    keys = []
+    for number, text in enumerate(texts, start=1):
+        name, separator, secret = text.partition("=")
+        if not separator:
+            name, secret = "", text
+        label, _, weight = name.partition("*")
+        try:
+            share = float(weight or 1.0)
+        except ValueError:
+            share = -1.0
+        if not secret.isascii() or not secret.isprintable() or not secret or not 0 < share < 1e9:
+            raise UsageError(f"--key number {number} is not SECRET, LABEL=SECRET or LABEL*WEIGHT=SECRET")
+        keys.append(Key(label or f"key {number}", secret, share))
+    return tuple(keys)

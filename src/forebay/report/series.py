@@ -1,0 +1,143 @@
+"""Records over time: the curves that the page draws, in bins small enough to see a burst."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import pairwise
+
+import msgspec
+
+from forebay.report.records import EngineSample, RunRecords
+from forebay.report.results import latency_ms
+from forebay.report.statistics import percentile
+
+TARGET_BINS = 240
+BIN_WIDTHS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+
+Curve = list[float | None]
+
+
+class Series(msgspec.Struct):
+    """Curves of one run over `at_s` (the middle of each bin). A gap is None: nothing to measure in that bin.
+
+    Latency and queue wait (ms) belong to the time the request was meant to be sent, rates (per second) to the time of
+    the event; `in_flight` is the mean number of requests sent and not answered; busy and batch are shares of 1.
+    """
+
+    bin_s: float
+    at_s: list[float]
+    latency_p50: Curve
+    latency_p99: Curve
+    queue_p50: Curve
+    queue_p99: Curve
+    in_flight: Curve
+    offered: Curve
+    completed: Curve
+    refused: Curve
+    lost: Curve
+    busy: Curve
+    batch: Curve
+    batch_size: Curve
+
+
+def bin_width_s(duration_s: float) -> float:
+    """The narrowest width that needs no more than TARGET_BINS bins."""
+    return next((width for width in BIN_WIDTHS_S if duration_s / width <= TARGET_BINS), BIN_WIDTHS_S[-1])
+
+
+def series(run: RunRecords, until_s: float | None = None) -> Series:
+    """The curves of a run from its start to its last event, or to `until_s`, so that several runs share one axis."""
+    end_s = until_s if until_s is not None else last_event_s(run)
+    width = bin_width_s(end_s)
+    bins = max(1, math.ceil(end_s / width))
+    latency: list[list[float]] = [[] for _ in range(bins)]
+    queue: list[list[float]] = [[] for _ in range(bins)]
+    offered, completed, refused, lost = ([0] * bins for _ in range(4))
+    for record in run.requests:
+        meant = min(bins - 1, int(record.intended_ns / 1e9 / width))
+        ended = min(bins - 1, int(record.done_ns / 1e9 / width))
+        offered[meant] += 1
+        if record.outcome == "completed":
+            completed[ended] += 1
+            latency[meant].append(latency_ms(record))
+            if record.queue_wait_ms is not None:
+                queue[meant].append(record.queue_wait_ms)
+        elif record.outcome in {"shed", "evicted"}:
+            refused[ended] += 1
+        else:
+            lost[ended] += 1
+    busy, batch, batch_size = _engine_curves(run.samples, bins, width)
+    return Series(
+        bin_s=width,
+        at_s=[round((index + 0.5) * width, 3) for index in range(bins)],
+        latency_p50=_percentiles(latency, 0.5),
+        latency_p99=_percentiles(latency, 0.99),
+        queue_p50=_percentiles(queue, 0.5),
+        queue_p99=_percentiles(queue, 0.99),
+        in_flight=_in_flight(run, bins, width),
+        offered=[number / width for number in offered],
+        completed=[number / width for number in completed],
+        refused=[number / width for number in refused],
+        lost=[number / width for number in lost],
+        busy=busy,
+        batch=batch,
+        batch_size=batch_size,
+    )
+
+
+def last_event_s(run: RunRecords) -> float:
+    """When the last request ended or the last phase did."""
+    ends = [run.header.phases[-1].to_s]
+    if run.requests:
+        ends.append(max(record.done_ns for record in run.requests) / 1e9)
+    return max(ends)
+
+
+def _percentiles(bins: Iterable[list[float]], share: float) -> Curve:
+    found = (percentile(sorted(values), share) for values in bins)
+    return [None if value is None else round(value, 2) for value in found]
+
+
+def _in_flight(run: RunRecords, bins: int, width: float) -> Curve:
+    """Time-weighted mean per bin: every request adds the part of its life that lies in the bin."""
+    totals = [0.0] * bins
+    for record in run.requests:
+        start, end = record.intended_ns / 1e9, record.done_ns / 1e9
+        first, last = min(bins - 1, int(start / width)), min(bins - 1, int(end / width))
+        for index in range(first, last + 1):
+            totals[index] += max(0.0, min(end, (index + 1) * width) - max(start, index * width))
+    return [round(total / width, 3) for total in totals]
+
+
+def _engine_curves(samples: list[EngineSample], bins: int, width: float) -> tuple[Curve, Curve, Curve]:
+    """Busy share, batch occupancy and batch size per bin, from the growth of the counters between samples."""
+    busy: list[list[float]] = [[] for _ in range(bins)]
+    batch: list[list[float]] = [[] for _ in range(bins)]
+    size: list[list[float]] = [[] for _ in range(bins)]
+    for before, after in pairwise(samples):
+        index = int((before.at_ns + after.at_ns) / 2e9 / width)
+        span_s = (after.at_ns - before.at_ns) / 1e9
+        if not 0 <= index < bins or span_s <= 0:
+            continue
+        if before.busy_s is not None and after.busy_s is not None:
+            busy[index].append(min(1.0, (after.busy_s - before.busy_s) / span_s))
+        elif after.running is not None:
+            busy[index].append(1.0 if after.running > 0 else 0.0)
+        mean = _mean_batch(before, after)
+        if mean is not None:
+            size[index].append(mean)
+            if after.max_batch:
+                batch[index].append(mean / after.max_batch)
+    return _means(busy), _means(batch), _means(size)
+
+
+def _mean_batch(before: EngineSample, after: EngineSample) -> float | None:
+    if before.steps is None or after.steps is None or before.batch_seqs is None or after.batch_seqs is None:
+        return after.running
+    steps = after.steps - before.steps
+    return (after.batch_seqs - before.batch_seqs) / steps if steps > 0 else 0.0
+
+
+def _means(bins: list[list[float]]) -> Curve:
+    return [round(sum(values) / len(values), 4) if values else None for values in bins]
