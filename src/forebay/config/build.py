@@ -1,0 +1,128 @@
+"""From a Config to the core's own settings. Milliseconds and seconds become nanoseconds here and nowhere else."""
+
+from __future__ import annotations
+
+import msgspec
+
+from forebay.config import schema
+from forebay.config.schema import ANONYMOUS, Config, wait_budget_ms
+from forebay.core.admission.depth import DepthConfig
+from forebay.core.admission.estimate import EstimateConfig
+from forebay.core.admission.forecast import ForecastConfig
+from forebay.core.admission.retry_after import RetryConfig
+from forebay.core.batching import BatchingConfig
+from forebay.core.batching.dynamic import DynamicConfig
+from forebay.core.batching.passthrough import PassThroughConfig
+from forebay.core.instant import MILLISECOND, SECOND
+from forebay.core.limits.fixed import FixedConfig
+from forebay.core.model import Mode
+from forebay.core.pipeline import PipelineConfig
+from forebay.core.pool import PoolConfig
+from forebay.core.quota.budget import KeyLimits
+
+UNBOUNDED = 1 << 62
+
+
+class KeyEntry(msgspec.Struct, frozen=True):
+    """What the data port needs to know about a caller."""
+
+    id: str
+    priority: int
+    priority_class: str
+    mode: Mode | None  # of the key, else of its class; None: the route's or the gateway's
+    models: frozenset[str] | None  # None: any
+    routes: tuple[str, ...] | None  # paths, or prefixes that end in *; None: any
+
+
+def pipeline_config(config: Config) -> PipelineConfig:
+    """All rooms: one pool per engine entry, one engine per URL."""
+    keys = {key.id: _limits(key.limits) for key in config.keys.static}
+    keys[ANONYMOUS] = _limits(config.limits.default)
+    return PipelineConfig(
+        pools=tuple(_pool(config, engine) for engine in config.engines),
+        keys=keys,
+        estimate=EstimateConfig(
+            output_tokens_default=config.estimate.output_tokens_default,
+            message_overhead_tokens=config.estimate.message_overhead_tokens,
+        ),
+    )
+
+
+def engine_names(engine: schema.Engine) -> tuple[str, ...]:
+    """`NAME/0`, `NAME/1` … in the order of the URLs; one name for an engine that is started here."""
+    return tuple(f"{engine.name}/{number}" for number in range(max(1, len(engine.urls))))
+
+
+def key_table(config: Config) -> dict[bytes, KeyEntry]:
+    """sha256 of a key's secret -> its entry."""
+    return {key.secret.digest(): _entry(config, key) for key in config.keys.static}
+
+
+def anonymous_entry(config: Config) -> KeyEntry | None:
+    """The entry of callers without a key, or None when they are not served."""
+    if not config.keys.anonymous:
+        return None
+    default = _class(config, "default")
+    return KeyEntry(ANONYMOUS, default.priority, "default", default.mode, None, None)
+
+
+def _class(config: Config, name: str) -> schema.PriorityClass:
+    return config.classes.get(name) or schema.PriorityClass()
+
+
+def _entry(config: Config, key: schema.StaticKey) -> KeyEntry:
+    group = _class(config, key.class_)
+    return KeyEntry(
+        id=key.id,
+        priority=group.priority,
+        priority_class=key.class_,
+        mode=key.mode or group.mode,
+        models=None if "*" in key.models else frozenset(key.models),
+        routes=None if "*" in key.routes else key.routes,
+    )
+
+
+def _limits(limits: schema.Limits) -> KeyLimits:
+    return KeyLimits(
+        requests_per_minute=limits.requests_per_minute,
+        tokens_per_minute=limits.tokens_per_minute,
+        tokens_per_second=limits.tokens_per_second,
+        burst_s=limits.burst_s,
+        concurrency=limits.concurrency,
+    )
+
+
+def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
+    queue = config.queue
+    concurrency = engine.concurrency
+    return PoolConfig(
+        name=engine.name,
+        engines=engine_names(engine),
+        models=engine.models,
+        mode=config.admission.mode,
+        hold_ns=int(queue.deadline_s * SECOND),
+        depth=DepthConfig(
+            depth_limit=queue.depth_limit,
+            held_limit=queue.held_limit,
+            tokens_limit=queue.tokens_limit,
+            bytes_limit=queue.bytes_limit,
+        ),
+        forecast=ForecastConfig(wait_budget_ns=int(wait_budget_ms(config) * MILLISECOND)),
+        retry=RetryConfig(probe_interval_ns=int(engine.probe.interval_s * SECOND)),
+        batching=_batching(engine.batching or config.batching),
+        limit=FixedConfig(limit=concurrency.limit, tokens=_bound(concurrency.tokens)),
+    )
+
+
+def _batching(batching: schema.Batching) -> BatchingConfig:
+    if batching.kind == "passthrough":
+        return PassThroughConfig()
+    return DynamicConfig(
+        max_size=batching.max_size,
+        max_tokens=_bound(batching.max_tokens),
+        linger_ns=int(batching.linger_ms * MILLISECOND),
+    )
+
+
+def _bound(limit: int | None) -> int:
+    return UNBOUNDED if limit is None else limit

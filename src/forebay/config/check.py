@@ -1,0 +1,205 @@
+"""What types and ranges cannot say: how settings must fit each other. Every check yields problems; none raises."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from pathlib import Path as FilePath
+from urllib.parse import urlsplit
+
+from forebay.config.lines import Path
+from forebay.config.read import Problem
+from forebay.config.schema import ANONYMOUS, Batching, Config, Engine, wait_budget_ms
+from forebay.core.model import Mode
+
+PRESENT = frozenset({"openai", "embedded", "simulated"})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reachable from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def problems(config: Config) -> Iterator[Problem]:
+    """Everything that makes the configuration unusable."""
+    yield from _ports(config)
+    yield from _tls(config)
+    yield from _sizes(config)
+    yield from _waits(config)
+    yield from _engines(config)
+    yield from _routes(config)
+    yield from _keys(config)
+
+
+def warnings(config: Config) -> Iterator[Problem]:
+    """What works, but hardly as meant."""
+    taken: set[str] = set()
+    for number, engine in enumerate(config.engines):
+        served = [model for model in engine.models if model not in taken and "*" not in taken]
+        if not served:
+            yield Problem(
+                ("engines", number, "models"),
+                f"engine {engine.name!r} gets no work: all of its models are served by an earlier engine",
+                "list its URLs under that engine, or name other models",
+            )
+        taken.update(engine.models)
+    if not config.keys.anonymous and not config.keys.static:
+        yield Problem(("keys", "anonymous"), "nobody may call: no keys are given", "add [[keys.static]] entries")
+
+
+def _ports(config: Config) -> Iterator[Problem]:
+    server, admin = config.server, config.admin
+    if server.port and server.port == admin.port:
+        yield Problem(("admin", "port"), f"is {admin.port}, the data port's own", "choose another")
+    if admin.token is None and not is_loopback(admin.host):
+        yield Problem(
+            ("admin", "host"),
+            f'is "{admin.host}", which others can reach, and no token is set',
+            "set [admin] token, or listen on 127.0.0.1",
+        )
+
+
+def _tls(config: Config) -> Iterator[Problem]:
+    tls = config.tls
+    if (tls.certificate is None) != (tls.key is None):
+        missing = "key" if tls.key is None else "certificate"
+        yield Problem(("tls", missing), "is missing", "TLS needs both certificate and key")
+    files: list[tuple[Path, str | None]] = [(("tls", "certificate"), tls.certificate), (("tls", "key"), tls.key)]
+    files += [(("engines", number, "tls", "ca"), engine.tls.ca) for number, engine in enumerate(config.engines)]
+    for path, name in files:
+        if name is not None:
+            try:
+                with FilePath(name).open("rb"):
+                    pass
+            except OSError as error:
+                yield Problem(path, f'"{name}" cannot be read ({error.strerror})', "check path and rights")
+
+
+def _sizes(config: Config) -> Iterator[Problem]:
+    server = config.server
+    if server.max_buffered_body_bytes < server.max_body_bytes:
+        yield Problem(
+            ("server", "max_buffered_body_bytes"),
+            f"is {server.max_buffered_body_bytes}, less than one largest body ({server.max_body_bytes})",
+            "raise it, or lower max_body_bytes",
+        )
+
+
+def _waits(config: Config) -> Iterator[Problem]:
+    budget = wait_budget_ms(config)
+    if budget > config.queue.deadline_s * 1000:
+        yield Problem(
+            ("admission", "wait_budget_ms"),
+            f"is {budget:g}, longer than queue.deadline_s ({config.queue.deadline_s:g} s)",
+            "lower it, or raise the deadline",
+        )
+    yield from _linger(config, config.batching, ("batching", "linger_ms"))
+    for number, engine in enumerate(config.engines):
+        if engine.batching is not None:
+            yield from _linger(config, engine.batching, ("engines", number, "batching", "linger_ms"))
+
+
+def _linger(config: Config, batching: Batching, path: Path) -> Iterator[Problem]:
+    if batching.kind != "dynamic":
+        return
+    hybrid = config.admission.mode is Mode.HYBRID
+    longest = wait_budget_ms(config) if hybrid else config.queue.deadline_s * 1000
+    if batching.linger_ms >= longest:
+        name = "the wait budget" if hybrid else "queue.deadline_s"
+        yield Problem(
+            path,
+            f"is {batching.linger_ms:g}, not less than {name} ({longest:g} ms): what lingers would expire",
+            "lower it",
+        )
+
+
+def _engines(config: Config) -> Iterator[Problem]:
+    names: set[str] = set()
+    for number, engine in enumerate(config.engines):
+        path: Path = ("engines", number)
+        if engine.name in names:
+            yield Problem((*path, "name"), f'"{engine.name}" is given twice', "engine names must be unique")
+        names.add(engine.name)
+        if engine.kind not in PRESENT:
+            yield Problem((*path, "kind"), f'"{engine.kind}" is not in this version', "use openai for HTTP engines")
+        if engine.kind == "openai" and not engine.urls:
+            yield Problem((*path, "urls"), "is empty", "give at least one base URL, such as http://127.0.0.1:8000")
+        yield from _urls(engine, path)
+        if engine.api_key is not None and engine.forward_key:
+            yield Problem((*path, "forward_key"), "is true beside an api_key", "an engine takes one credential: choose")
+
+
+def _urls(engine: Engine, path: Path) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for number, url in enumerate(engine.urls):
+        where = (*path, "urls", number)
+        if url.rstrip("/") in seen:
+            yield Problem(where, f'"{url}" is given twice', "each URL is one engine")
+        seen.add(url.rstrip("/"))
+        reason = _url_fault(url)
+        if reason:
+            yield Problem(where, f'"{url}" {reason}', "write it like http://HOST:PORT")
+
+
+def _url_fault(url: str) -> str | None:
+    if any(not 0x21 <= ord(character) <= 0x7E for character in url):
+        return "has spaces or non-ASCII characters"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "has a host or port that cannot be understood"
+    if parts.scheme not in ("http", "https"):
+        return "does not begin with http:// or https://"
+    if not parts.hostname or port == 0:
+        return "names no host or port to connect to"
+    if parts.username is not None or parts.query or parts.fragment:
+        return "holds a credential, query or fragment (a credential goes into api_key)"
+    if parts.path.rstrip("/").endswith("/v1"):
+        return "ends in /v1, which callers send as part of the path"
+    return None
+
+
+def _routes(config: Config) -> Iterator[Problem]:
+    engines = {engine.name for engine in config.engines}
+    seen: set[str] = set()
+    for number, route in enumerate(config.routes):
+        if route.path in seen:
+            yield Problem(("routes", number, "path"), f'"{route.path}" is given twice', "remove one")
+        seen.add(route.path)
+        if route.engine is not None and route.engine not in engines:
+            known = ", ".join(sorted(engines)) or "none are given"
+            yield Problem(("routes", number, "engine"), f'"{route.engine}" is no engine', f"engines: {known}")
+
+
+def _keys(config: Config) -> Iterator[Problem]:
+    ids: set[str] = set()
+    secrets: dict[bytes, str] = {}
+    classes = {"default", *config.classes}
+    for number, key in enumerate(config.keys.static):
+        path: Path = ("keys", "static", number)
+        if key.id in ids or key.id == ANONYMOUS:
+            why = "is reserved for callers without a key" if key.id == ANONYMOUS else "is given twice"
+            yield Problem((*path, "id"), f'"{key.id}" {why}', "key ids must be unique")
+        ids.add(key.id)
+        other = secrets.setdefault(key.secret.digest(), key.id)
+        if other != key.id:
+            yield Problem((*path, "secret"), f"is the same as that of {other!r}", "give each key a secret of its own")
+        if key.class_ not in classes:
+            yield Problem(
+                (*path, "class"), f'"{key.class_}" is no class', f"use one of {', '.join(sorted(classes))}, or add it"
+            )
+        for place, route in enumerate(key.routes):
+            if route != "*" and not route.startswith("/"):
+                yield Problem((*path, "routes", place), f'"{route}" is no path', "begin it with '/', or use *")
+        limits = key.limits
+        if limits.tokens_per_second and limits.tokens_per_second * limits.burst_s < 1:
+            yield Problem((*path, "limits", "burst_s"), "allows less than one token at once", "raise it")
+    default = config.limits.default
+    if default.tokens_per_second and default.tokens_per_second * default.burst_s < 1:
+        yield Problem(("limits", "default", "burst_s"), "allows less than one token at once", "raise it")

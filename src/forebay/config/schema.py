@@ -1,0 +1,377 @@
+"""Everything that may be configured: types, ranges, defaults, and the reason of each field.
+
+The descriptions here are the documentation: `forebay config show` and docs/configuration.md are made from them.
+Units are in the names. Sections and fields in LATER belong to capabilities that this version does not have.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from forebay.config.secret import Secret
+from forebay.core.model import Mode
+
+DAY_S = 86_400
+
+Count = Annotated[int, Meta(ge=1)]
+Amount = Annotated[int, Meta(ge=0)]
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+Seconds = Annotated[float, Meta(gt=0, le=DAY_S)]
+Milliseconds = Annotated[float, Meta(gt=0, le=DAY_S * 1000)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Text = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+NAME_RULE = "1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+"""Names become metric labels and parts of engine names, so they are short and plain."""
+
+
+class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections."""
+
+
+class Server(Section, frozen=True):
+    """The data port, and the bounds on what one client may take of it."""
+
+    host: Annotated[Text, Meta(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="Port to listen on; 0 takes any free one.")] = 8080
+    max_connections: Annotated[
+        Count, Meta(description="Client connections open at once; above it new ones are closed at once.")
+    ] = 10_000
+    max_header_bytes: Annotated[
+        Annotated[int, Meta(ge=1024)], Meta(description="Request line and headers together; larger ones get 431.")
+    ] = 64 * 1024
+    max_headers: Annotated[Count, Meta(description="Header fields of one request; more get 431.")] = 128
+    max_body_bytes: Annotated[
+        Count, Meta(description="Body of one request; larger ones get 413. Room for long prompts and images.")
+    ] = 32 * 1024 * 1024
+    max_buffered_body_bytes: Annotated[
+        Count, Meta(description="Bodies held in memory over all requests, so that uploads cannot exhaust it.")
+    ] = 256 * 1024 * 1024
+    header_timeout_s: Annotated[
+        Seconds, Meta(description="Time for a request's headers to arrive, in seconds; against slow senders.")
+    ] = 10
+    body_timeout_s: Annotated[
+        Seconds, Meta(description="Time that any body may take, in seconds, before the least rate is asked of it.")
+    ] = 30
+    min_body_rate_bytes_s: Annotated[
+        Amount, Meta(description="Least average rate of a body, bytes per second, after body_timeout_s; 0 asks none.")
+    ] = 1024
+    keep_alive_s: Annotated[
+        Seconds, Meta(description="Idle time after which a kept connection is closed; above the usual 60 s of clients.")
+    ] = 75
+    drain_timeout_s: Annotated[
+        Seconds, Meta(description="Time that requests get to end after SIGTERM, in seconds; then they are aborted.")
+    ] = 30
+
+
+class Admin(Section, frozen=True):
+    """The admin port: metrics, status and snapshot."""
+
+    host: Annotated[Text, Meta(description="Address to listen on; any but a loopback one requires a token.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[Port, Meta(description="Port to listen on; 0 takes any free one.")] = 8081
+    token: Annotated[
+        Secret | None,
+        Meta(
+            description="Bearer token asked of every request but /healthz; may be env:NAME or file:PATH.",
+            examples=["file:/run/secrets/admin-token"],
+        ),
+    ] = None
+
+
+class Tls(Section, frozen=True):
+    """TLS of the data port. Without a certificate it speaks plain HTTP."""
+
+    certificate: Annotated[Text | None, Meta(description="PEM file of the certificates.", examples=["tls.crt"])] = None
+    key: Annotated[Text | None, Meta(description="PEM file of the private key.", examples=["tls.key"])] = None
+
+
+class Responses(Section, frozen=True):
+    """How refusals are spelt."""
+
+    overload_status: Annotated[
+        Literal[503, 429, 529],
+        Meta(description="Status of refusals for shared capacity; 503 tells them apart from a caller's own 429."),
+    ] = 503
+
+
+class Slo(Section, frozen=True):
+    """The objective. What may wait, and for how long, derives from it."""
+
+    ttft_ms: Annotated[Milliseconds, Meta(description="Time to first token that callers expect, in ms.")] = 1000
+    tpot_ms: Annotated[Milliseconds, Meta(description="Time per output token that callers expect, in ms.")] = 50
+
+
+class Admission(Section, frozen=True):
+    """Whether a request that cannot start at once is held, refused, or may wait a little."""
+
+    mode: Annotated[
+        Mode,
+        Meta(
+            description="backpressure holds it; admission refuses it; hybrid lets it wait within the wait budget. "
+            "A key's own mode goes before its class's, that before its route's, and that before this."
+        ),
+    ] = Mode.HYBRID
+    wait_budget_ms: Annotated[
+        Milliseconds | None,
+        Meta(
+            description="Largest predicted wait at which a request is still admitted, in ms. Unset: 10 % of "
+            "slo.ttft_ms, at most 50. It is raised while it is shorter than the time of a few engine slots.",
+            examples=[50],
+        ),
+    ] = None
+    preset: Annotated[
+        Literal["internal", "public-api", "b2b", "offline", "realtime"] | None,
+        Meta(
+            description="Defaults for a kind of use, beneath everything that is set explicitly.",
+            examples=["realtime"],
+        ),
+    ] = None
+
+
+class Queue(Section, frozen=True):
+    """The waiting room of each engine entry, bounded in every direction."""
+
+    depth_limit: Annotated[
+        Amount, Meta(description="Requests that may wait in hybrid mode; the wait budget usually bites first.")
+    ] = 256
+    held_limit: Annotated[
+        Count, Meta(description="Requests that may be held in backpressure mode: a bound on memory, not on waiting.")
+    ] = 10_000
+    tokens_limit: Annotated[Count, Meta(description="Expected tokens, in and out, that may wait.")] = 4_000_000
+    bytes_limit: Annotated[Count, Meta(description="Bytes of request bodies that may wait.")] = 256 * 1024 * 1024
+    deadline_s: Annotated[
+        Seconds, Meta(description="Longest that a request is held in backpressure mode, in seconds.")
+    ] = 30
+
+
+class Batching(Section, frozen=True):
+    """Grouping before dispatch, for engines that run one batch at a time."""
+
+    kind: Annotated[
+        Literal["passthrough", "dynamic"],
+        Meta(description="passthrough suits engines that batch by themselves (vLLM, SGLang); dynamic forms batches."),
+    ] = "passthrough"
+    max_size: Annotated[Count, Meta(description="Requests in one batch (dynamic).")] = 32
+    linger_ms: Annotated[
+        Annotated[float, Meta(ge=0, le=60_000)],
+        Meta(description="Longest that a batch waits to fill, in ms (dynamic); 0 leaves when the engine is free."),
+    ] = 0
+    max_tokens: Annotated[
+        Count | None,
+        Meta(description="Expected tokens in one batch (dynamic). Unset: no bound.", examples=[16384]),
+    ] = None
+
+
+class Limits(Section, frozen=True):
+    """Limits of one key. What is unset is unlimited; 0 allows nothing."""
+
+    requests_per_minute: Annotated[
+        Amount | None, Meta(description="Requests per minute, all of which may come at once.", examples=[600])
+    ] = None
+    tokens_per_minute: Annotated[
+        Amount | None, Meta(description="Tokens per minute, in and out together.", examples=[100_000])
+    ] = None
+    tokens_per_second: Annotated[
+        Amount | None, Meta(description="Tokens per second: the key's envelope.", examples=[5000])
+    ] = None
+    burst_s: Annotated[Seconds, Meta(description="Seconds of the envelope that may be spent at once.")] = 2.0
+    concurrency: Annotated[
+        Amount | None, Meta(description="Requests that may be queued or in flight at once.", examples=[8])
+    ] = None
+
+
+class LimitSets(Section, frozen=True):
+    """Limits that belong to no single key."""
+
+    default: Annotated[Limits, Meta(description="Of all callers without a key together.")] = Limits()
+
+
+class PriorityClass(Section, frozen=True):
+    """A class that keys may belong to. The class `default` always exists."""
+
+    priority: Annotated[Annotated[int, Meta(ge=-100, le=100)], Meta(description="Higher goes first.", examples=[1])] = 0
+    mode: Annotated[
+        Mode | None, Meta(description="Mode for requests of this class. Unset: the route's or the gateway's.")
+    ] = None
+
+
+class Concurrency(Section, frozen=True):
+    """How much one engine may hold at once."""
+
+    kind: Annotated[Literal["fixed"], Meta(description="fixed: set here and moved by nobody.")] = "fixed"
+    limit: Annotated[Count, Meta(description="Requests in flight on one URL; the engine's own batch size fits.")] = 64
+    tokens: Annotated[
+        Count | None,
+        Meta(description="Expected tokens in flight on one URL; a larger request runs alone. Unset: no bound."),
+    ] = None
+
+
+class Timeouts(Section, frozen=True):
+    """How long an engine may keep us waiting, in seconds."""
+
+    connect_s: Annotated[Seconds, Meta(description="To accept a connection.")] = 5
+    first_byte_s: Annotated[
+        Seconds, Meta(description="To begin its answer; a long answer that is not streamed begins when it is done.")
+    ] = 600
+    idle_s: Annotated[Seconds, Meta(description="Between two pieces of one answer.")] = 120
+
+
+class Probe(Section, frozen=True):
+    """How readiness is asked for."""
+
+    path: Annotated[
+        Annotated[str, Meta(pattern=r"^/[!-~]*$")],
+        Meta(description="Answers 200 when the engine is ready (vLLM, SGLang, TGI, llama.cpp: /health; Ollama: /)."),
+    ] = "/health"
+    interval_s: Annotated[Seconds, Meta(description="Between two probes, in seconds.")] = 1
+    timeout_s: Annotated[Seconds, Meta(description="Time for an answer, in seconds.")] = 2
+
+
+class EngineTls(Section, frozen=True):
+    """TLS towards an engine with an https URL."""
+
+    verify: Annotated[bool, Meta(description="Check the engine's certificate.")] = True
+    ca: Annotated[Text | None, Meta(description="PEM file of the authorities to trust. Unset: the system's.")] = None
+
+
+class Engine(Section, frozen=True):
+    """Interchangeable engines with one queue in front. The first entry that serves a model gets its requests."""
+
+    name: Annotated[Name, Meta(description="Unique; shown in metrics and logs.", examples=["llama"])]
+    kind: Annotated[
+        Literal["openai", "embedded", "simulated", "kserve", "function"],
+        Meta(
+            description="openai: any OpenAI-style HTTP server; embedded: the bundled model; simulated: a simulated "
+            "GPU. kserve and function are not in this version."
+        ),
+    ] = "openai"
+    urls: Annotated[
+        tuple[Text, ...],
+        Meta(
+            description="One base URL per engine, without /v1. Without any, an embedded or simulated engine is started.",
+            examples=[["http://127.0.0.1:8000"]],
+        ),
+    ] = ()
+    models: Annotated[tuple[Text, ...], Meta(description="Names of the models it serves; * is any.", min_length=1)] = (
+        "*",
+    )
+    api_key: Annotated[
+        Secret | None, Meta(description="The engine's own credential, sent as a bearer token; may be env: or file:.")
+    ] = None
+    forward_key: Annotated[bool, Meta(description="Send the caller's credential on, when api_key is unset.")] = False
+    concurrency: Annotated[Concurrency, Meta(description="Most that may be in flight.")] = Concurrency()
+    max_connections: Annotated[
+        Count, Meta(description="Connections to one URL; each request in flight occupies one.")
+    ] = 1024
+    timeouts: Annotated[Timeouts, Meta(description="Bounds on its silence.")] = Timeouts()
+    probe: Annotated[Probe, Meta(description="Readiness.")] = Probe()
+    tls: Annotated[EngineTls, Meta(description="For https URLs.")] = EngineTls()
+    batching: Annotated[Batching | None, Meta(description="Its own batching. Unset: the gateway's.")] = None
+
+
+class Route(Section, frozen=True):
+    """A path beyond the built-in ones, or other settings for one of those."""
+
+    path: Annotated[
+        Annotated[str, Meta(pattern=r"^/[!-)+-~]*\*?$")],
+        Meta(description="A path, or a prefix that ends in *.", examples=["/v1/custom"]),
+    ]
+    kind: Annotated[
+        Literal["gated", "control"],
+        Meta(description="gated requests pass all rooms; control ones are passed on, keyed but never queued."),
+    ] = "gated"
+    engine: Annotated[Name | None, Meta(description="Engine entry that serves it. Unset: by model.")] = None
+    mode: Annotated[Mode | None, Meta(description="Mode of its requests. Unset: the gateway's.")] = None
+
+
+class StaticKey(Section, frozen=True, rename={"class_": "class"}):
+    """An API key. It may be given in the file, or referred to."""
+
+    id: Annotated[Name, Meta(description="Unique; shown in logs instead of the secret.", examples=["team-a"])]
+    secret: Annotated[
+        Secret,
+        Meta(description="What callers send; may be env:NAME or file:PATH.", examples=["file:/run/secrets/team-a"]),
+    ]
+    class_: Annotated[Name, Meta(description="One of [classes], or default.")] = "default"
+    models: Annotated[tuple[Text, ...], Meta(description="Models it may use; * is any.", min_length=1)] = ("*",)
+    routes: Annotated[
+        tuple[Text, ...], Meta(description="Paths it may use, or prefixes that end in *; * is any.", min_length=1)
+    ] = ("*",)
+    mode: Annotated[Mode | None, Meta(description="Mode of its requests. Unset: its class's.")] = None
+    limits: Annotated[Limits, Meta(description="Its own allowance.")] = Limits()
+
+
+class Keys(Section, frozen=True):
+    """Who may call."""
+
+    anonymous: Annotated[bool, Meta(description="Serve callers without a key, within [limits.default].")] = True
+    store: Annotated[
+        Text | None,
+        Meta(description="Database of keys. No effect in this version.", examples=["sqlite:///forebay.db"]),
+    ] = None
+    static: Annotated[tuple[StaticKey, ...], Meta(description="Keys of this file.")] = ()
+
+
+class Estimate(Section, frozen=True):
+    """What a request costs before anything was learned about its like."""
+
+    output_tokens_default: Annotated[
+        Count, Meta(description="Output tokens expected of, and reserved for, a request without max_tokens.")
+    ] = 256
+    message_overhead_tokens: Annotated[Amount, Meta(description="Tokens of a chat template around the text.")] = 8
+
+
+class Telemetry(Section, frozen=True):
+    """What is written down."""
+
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Least severity of log lines on stderr.")
+    ] = "info"
+    access_log: Annotated[
+        bool, Meta(description="Write one JSON line per request: outcome, reason, limit and figures; no prompts.")
+    ] = False
+    access_log_path: Annotated[
+        Text | None,
+        Meta(description="File to append the access log to. Unset: stdout.", examples=["access.jsonl"]),
+    ] = None
+
+
+class Config(Section, frozen=True):
+    """The whole configuration."""
+
+    server: Server = Server()
+    admin: Admin = Admin()
+    tls: Tls = Tls()
+    responses: Responses = Responses()
+    slo: Slo = Slo()
+    admission: Admission = Admission()
+    queue: Queue = Queue()
+    batching: Batching = Batching()
+    estimate: Estimate = Estimate()
+    limits: LimitSets = LimitSets()
+    classes: dict[Name, PriorityClass] = {}
+    engines: tuple[Engine, ...] = ()
+    routes: tuple[Route, ...] = ()
+    keys: Keys = Keys()
+    telemetry: Telemetry = Telemetry()
+    grpc: dict[str, Any] | None = None
+    tuner: dict[str, Any] | None = None
+    shared: dict[str, Any] | None = None
+    gpu: dict[str, Any] | None = None
+
+
+LATER = (("grpc",), ("tuner",), ("shared",), ("gpu",), ("keys", "store"))
+"""Accepted, so that a file written for a later version stays valid; without effect, which is said as a warning."""
+
+ANONYMOUS = "anonymous"
+"""Key id of callers without a key."""
+
+
+def wait_budget_ms(config: Config) -> float:
+    """The wait budget that was set, or the one that derives from the objective."""
+    set_to = config.admission.wait_budget_ms
+    return min(50.0, 0.1 * config.slo.ttft_ms) if set_to is None else set_to
