@@ -1,0 +1,367 @@
+"""Upstream connections: a last-in-first-out stack of idle ones, each an asyncio protocol with a response parser.
+
+The connection reads one response at a time and tells its `Exchange` about it: the head, the body as it comes, the end,
+or a failure. It never looks at the meaning of what it carries. A connection that may not be reused is closed.
+
+Last in, first out keeps few connections warm and lets the rest be closed by the engine; a reused connection that closes
+without a single byte was stale, and the request goes once to a fresh one (the only retry there is).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from enum import Enum
+from typing import Protocol, cast
+
+import httptools
+
+from forebay.engines.deadlines import Deadlines
+
+HEAD_MAX = 64 * 1024
+FINISH_GRACE_S = 1.0
+
+
+class Breakage(Enum):
+    """How an exchange can fail."""
+
+    UNDELIVERED = "the engine took no byte of the request"
+    BROKEN = "the engine broke off"
+    TIMEOUT = "the engine did not answer in time"
+    GARBLED = "the engine's answer is not HTTP"
+
+
+class Exchange(Protocol):
+    """The other side of a connection: one request and its response."""
+
+    gone: bool  # the client left: do not begin
+
+    def payload(self) -> list[bytes]:
+        """The whole request, head and body."""
+        ...
+
+    def connected(self, connection: Upstream) -> None:
+        """The request is on its way on this connection."""
+        ...
+
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """A final response head (never 1xx). Names are lower case."""
+        ...
+
+    def body(self, pieces: list[bytes], done: bool) -> None:
+        """Body bytes, framing taken off. With `done` the response ended and the connection is no longer ours."""
+        ...
+
+    def broke(self, breakage: Breakage, detail: str) -> None:
+        """It failed. Called at most once, never after a body with `done`."""
+        ...
+
+
+class Upstream(asyncio.Protocol):
+    """One connection to an engine."""
+
+    __slots__ = (
+        "_done",
+        "_head_bytes",
+        "_head_seen",
+        "_headers",
+        "_keep",
+        "_pieces",
+        "_pool",
+        "_read_paused",
+        "_status",
+        "alive_at",
+        "exchange",
+        "parser",
+        "reused",
+        "silent",
+        "transport",
+    )
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
+        self.transport: asyncio.Transport | None = None
+        self.parser = httptools.HttpResponseParser(self)
+        self.exchange: Exchange | None = None
+        self.reused = False
+        self.silent = True  # no byte of the current response has come
+        self.alive_at = 0.0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._pieces: list[bytes] = []
+        self._head_bytes = 0
+        self._head_seen = False
+        self._status = 0
+        self._done = False
+        self._keep = False
+        self._read_paused = False
+
+    # ---- used by the pool and the exchange ---------------------------------------------------------------
+
+    def send(self, exchange: Exchange) -> None:
+        """Put a request on the wire."""
+        transport = self.transport
+        assert transport is not None
+        self.exchange = exchange
+        self.silent = True
+        self._head_seen = self._done = False
+        self._head_bytes = 0
+        self.alive_at = self._pool.loop.time()
+        self._pool.first_byte.watch(self)
+        exchange.connected(self)
+        payload = exchange.payload()
+        if len(payload) == 1:
+            transport.write(payload[0])
+        else:
+            transport.writelines(payload)
+
+    def abort(self) -> None:
+        """Close at once; the exchange hears no more."""
+        self._forget()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def finish_alone(self) -> None:
+        """The exchange has all it wants: read the rest of the framing, briefly, then be pooled or closed."""
+        self.exchange = None
+        self._release_deadlines()
+        self.alive_at = self._pool.loop.time()
+        self._pool.finishing.watch(self)
+
+    def pause(self) -> None:
+        """Stop reading: the client is slow."""
+        if self.transport is not None and not self._read_paused:
+            self._read_paused = True
+            self.transport.pause_reading()
+            self._release_deadlines()  # silence is now our own doing
+
+    def resume(self) -> None:
+        if self.transport is not None and self._read_paused:
+            self._read_paused = False
+            self.transport.resume_reading()
+            self.alive_at = self._pool.loop.time()
+            if self.exchange is not None:
+                (self._pool.first_byte if self.silent else self._pool.idle).watch(self)
+
+    def timed_out(self) -> None:
+        """No sign of life for too long."""
+        exchange = self.exchange
+        silent = self.silent
+        self.abort()
+        if exchange is not None:
+            exchange.broke(Breakage.TIMEOUT, "no answer began in time" if silent else "the answer stopped")
+
+    # ---- asyncio ---------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.exchange is None and not self._pool.is_finishing(self):
+            self.abort()  # an idle connection has nothing to say
+            return
+        if self.silent:
+            self.silent = False
+            self._pool.first_byte.release(self)
+            if not self._read_paused:
+                self._pool.idle.watch(self)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if not self._done:
+                self._break(Breakage.GARBLED, str(error))
+                return
+            self._keep = False  # bytes after the end of a response: not ours to relay
+        self._deliver(data)
+
+    def _deliver(self, data: bytes) -> None:
+        exchange, pieces, done = self.exchange, self._pieces, self._done
+        if not self._head_seen:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_MAX:
+                self._break(Breakage.GARBLED, "the response head is too large")
+                return
+        if pieces or done:
+            self._pieces = []
+            # Comment lines are keep-alives of the connection, not progress of the work.
+            if done or not pieces[0].startswith(b":"):
+                self.alive_at = self._pool.loop.time()
+            if done:
+                self._ended()
+            if exchange is not None:
+                exchange.body(pieces, done)
+
+    def _ended(self) -> None:
+        """A response is complete: the connection is free, or closed."""
+        self._forget()
+        if self._keep and not self._read_paused:
+            self._pool.put_back(self)
+        elif self.transport is not None:
+            self.transport.close()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.lost(self)
+        exchange = self.exchange
+        if exchange is None:
+            self._forget()
+            return
+        if not self.silent and self._head_seen and not self._done:
+            if self._until_close():
+                return
+        silent, reused = self.silent, self.reused
+        self._forget()
+        if silent and reused:
+            self._pool.retry(exchange)
+        else:
+            exchange.broke(Breakage.BROKEN, str(exc) if exc else "the connection closed before the answer was whole")
+
+    def _until_close(self) -> bool:
+        """A response without a length ends with its connection: that is a proper end."""
+        if any(name in {b"content-length", b"transfer-encoding"} for name, _ in self._headers):
+            return False
+        exchange = self.exchange
+        self._done = True
+        self._forget()
+        if exchange is not None:
+            exchange.body([], True)
+        return True
+
+    def _break(self, breakage: Breakage, detail: str) -> None:
+        exchange = self.exchange
+        self.abort()
+        if exchange is not None:
+            exchange.broke(breakage, detail)
+
+    def _forget(self) -> None:
+        self.exchange = None
+        self._release_deadlines()
+
+    def _release_deadlines(self) -> None:
+        pool = self._pool
+        pool.first_byte.release(self)
+        pool.idle.release(self)
+        pool.finishing.release(self)
+
+    # ---- httptools -------------------------------------------------------------------------------------------
+
+    # Callbacks of bytes behind the end of a response only make sure that the connection is not used again.
+
+    def on_message_begin(self) -> None:
+        if not self._done:
+            self._headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._done:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._done:
+            self._keep = False
+            return
+        self._status = self.parser.get_status_code()
+        if self._status < 200:
+            return
+        self._head_seen = True
+        if self.exchange is not None:
+            self.exchange.head(self._status, self._headers)
+
+    def on_body(self, piece: bytes) -> None:
+        if not self._done:
+            self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        if self._status >= 200 and not self._done:
+            self._done = True
+            self._keep = self.parser.should_keep_alive()
+
+
+class ConnectionPool:
+    """Idle connections to one engine address, and the making of new ones."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None,
+        connect_s: float,
+        first_byte_s: float,
+        idle_s: float,
+    ) -> None:
+        self.loop = loop
+        self.first_byte: Deadlines[Upstream] = Deadlines(loop, first_byte_s, Upstream.timed_out)
+        self.idle: Deadlines[Upstream] = Deadlines(loop, idle_s, Upstream.timed_out)
+        self.finishing: Deadlines[Upstream] = Deadlines(loop, FINISH_GRACE_S, Upstream.timed_out)
+        self._host = host
+        self._port = port
+        self._tls = tls
+        self._connect_s = connect_s
+        self._spare: list[Upstream] = []
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def send(self, exchange: Exchange) -> None:
+        """Send on the connection that was used last, or on a new one."""
+        spare = self._spare
+        while spare:
+            connection = spare.pop()
+            if connection.transport is not None and not connection.transport.is_closing():
+                connection.reused = True
+                connection.send(exchange)
+                return
+        self.retry(exchange)
+
+    def retry(self, exchange: Exchange) -> None:
+        """Send on a fresh connection."""
+        task = self.loop.create_task(self._connect(exchange))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, exchange: Exchange) -> None:
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, connection = await self.loop.create_connection(
+                    lambda: Upstream(self), self._host, self._port, ssl=self._tls
+                )
+        except (OSError, TimeoutError) as error:
+            detail = str(error) or "no connection in time"
+            exchange.broke(Breakage.UNDELIVERED, f"cannot connect to {self._host}:{self._port}: {detail}")
+            return
+        if exchange.gone:
+            self.put_back(connection)
+            return
+        connection.send(exchange)
+
+    def put_back(self, connection: Upstream) -> None:
+        if self._closed or connection.transport is None or connection.transport.is_closing():
+            if connection.transport is not None:
+                connection.transport.close()
+            return
+        self._spare.append(connection)
+
+    def is_finishing(self, connection: Upstream) -> bool:
+        return connection in self.finishing
+
+    def lost(self, connection: Upstream) -> None:
+        """A connection closed."""
+        connection.transport = None
+        if connection.exchange is None and connection in self._spare:
+            self._spare.remove(connection)
+
+    def drop_idle(self) -> None:
+        """Close every idle connection: the engine behind them may have been replaced."""
+        spare, self._spare = self._spare, []
+        for connection in spare:
+            if connection.transport is not None:
+                connection.transport.close()
+
+    def close(self) -> None:
+        self._closed = True
+        self.drop_idle()
+        for task in self._connecting:
+            task.cancel()
+        for deadlines in (self.first_byte, self.idle, self.finishing):
+            deadlines.stop()

@@ -1,0 +1,98 @@
+"""Readiness probes: is the engine up, warming, or away?
+
+One probe at a time per engine, on a connection of its own, closed when it ends, so that probes of an engine that hangs
+never pile up. `/health` is asked first (vLLM, SGLang, llama.cpp, TGI); a server that does not know it is asked for its
+models. 2xx is up; 503 and a time-out with an open port mean warming; no connection means down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+
+from forebay.engines.openai import OpenAIEngine
+
+HEAD_LINE_MAX = 1024
+
+
+class Probed(Enum):
+    UP = "up"
+    WARMING = "warming"
+    DOWN = "down"
+
+
+class Prober:
+    """Probes one engine for ever."""
+
+    def __init__(
+        self,
+        engine: OpenAIEngine,
+        told: Callable[[OpenAIEngine, Probed], None],
+        *,
+        paths: tuple[str, ...] = ("/health", "/v1/models"),
+        interval_s: float = 1.0,
+        timeout_s: float = 2.0,
+    ) -> None:
+        self._engine = engine
+        self._told = told
+        self._paths = paths
+        self._known: str | None = None
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._task: asyncio.Task[None] | None = None
+        self.last: Probed | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def once(self) -> Probed:
+        """One probe, told when it says something new."""
+        state = await self._probe()
+        self.last = state
+        self._told(self._engine, state)
+        return state
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.once()
+
+    async def _probe(self) -> Probed:
+        for path in (self._known,) if self._known else self._paths:
+            status = await self._status(path)
+            if status is None:
+                return Probed.DOWN
+            if status in {404, 405, 501}:
+                continue
+            if status == 0 or status >= 500:
+                return Probed.WARMING
+            self._known = path
+            return Probed.UP  # 401 and 403 included: it answers, the credential is another matter
+        self._known = None
+        return Probed.UP  # it answers HTTP and knows none of the paths
+
+    async def _status(self, path: str) -> int | None:
+        """The status code; 0 when the port is open but no answer came; None without a connection."""
+        engine = self._engine
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                reader, writer = await asyncio.open_connection(engine.host, engine.port, ssl=engine.tls)
+                head = engine.head(b"GET", path.encode()) + b"connection: close\r\n\r\n"
+                writer.write(head)
+                line = await reader.readline()
+            parts = line[:HEAD_LINE_MAX].split()
+            return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
+        except TimeoutError:
+            return None if writer is None else 0
+        except (OSError, ValueError, asyncio.IncompleteReadError):
+            return None if writer is None else 0
+        finally:
+            if writer is not None:
+                writer.transport.abort()

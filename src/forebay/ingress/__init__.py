@@ -1,0 +1,1 @@
+"""Adapters that turn a protocol into requests for the gateway, and its answers back."""

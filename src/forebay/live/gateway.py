@@ -1,0 +1,124 @@
+"""The one owner of the pipeline: it calls the core, carries out the effects, and keeps the one timer armed.
+
+Everything here runs on the event-loop thread. Carrying out an effect may cause a new report (an engine that refuses at
+once), so effects go through one queue and are carried out in order, never nested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from forebay.core.effects import Abort, Dispatch, Effect, Refuse
+from forebay.core.events import Event
+from forebay.core.instant import SECOND, Instant
+from forebay.core.model import Lease, Refusal, Request, Ticket, Usage
+from forebay.core.pipeline import Pipeline
+from forebay.live.clock import Clock, monotonic
+
+
+class Owner(Protocol):
+    """What the gateway tells the adapter that made a request (Request.owner)."""
+
+    def queued(self, ticket: Ticket) -> None:
+        """It waits."""
+        ...
+
+    def dispatched(self, lease: Lease) -> None:
+        """It may start on the lease's engine, now."""
+        ...
+
+    def refused(self, refusal: Refusal) -> None:
+        """It was shed or evicted: answer it."""
+        ...
+
+    def aborted(self, lease: Lease) -> None:
+        """Stop the engine's work on it."""
+        ...
+
+
+class Gateway:
+    """Drives a pipeline on an event loop."""
+
+    def __init__(self, pipeline: Pipeline, loop: asyncio.AbstractEventLoop, clock: Clock = monotonic) -> None:
+        self.pipeline = pipeline
+        self.clock = clock
+        self._loop = loop
+        self._effects: deque[Effect] = deque()
+        self._applying = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at: Instant = 0
+
+    def screen(self, request: Request) -> Refusal | None:
+        """The verdict from the header alone; a refusal is final."""
+        refuse = self.pipeline.screen(request, self.clock())
+        return None if refuse is None else refuse.refusal
+
+    def offer(self, request: Request) -> None:
+        """Decide a request. Its owner hears of the result before this returns."""
+        self._apply(self.pipeline.offer(request, self.clock()))
+
+    def cancel(self, ticket: Ticket, usage: Usage | None) -> None:
+        """The client of a ticket left."""
+        self._apply(self.pipeline.cancel(ticket, self.clock(), usage))
+
+    def report(self, event: Event) -> None:
+        """Pass on what happened at an engine."""
+        self._apply(self.pipeline.report(event, self.clock()))
+
+    def drain(self) -> None:
+        """Admit nothing more."""
+        self._apply(self.pipeline.drain(self.clock()))
+
+    def abandon(self) -> None:
+        """Evict what still waits."""
+        self._apply(self.pipeline.abandon(self.clock()))
+
+    def stop(self) -> None:
+        """Disarm the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _apply(self, effects: list[Effect]) -> None:
+        if effects:
+            self._effects.extend(effects)
+            if not self._applying:
+                self._carry_out()
+        self._arm()
+
+    def _carry_out(self) -> None:
+        pending = self._effects
+        self._applying = True
+        try:
+            while pending:
+                effect = pending.popleft()
+                if isinstance(effect, Dispatch):
+                    for lease in effect.leases:
+                        # An effect before this one may have ended the lease already.
+                        if lease.open:
+                            lease.ticket.request.owner.dispatched(lease)
+                elif isinstance(effect, Refuse):
+                    effect.request.owner.refused(effect.refusal)
+                elif isinstance(effect, Abort):
+                    effect.lease.ticket.request.owner.aborted(effect.lease)
+                else:
+                    effect.ticket.request.owner.queued(effect.ticket)
+        finally:
+            self._applying = False
+
+    def _arm(self) -> None:
+        """Keep one timer at the next wake-up. A timer that fires too early only polls for nothing."""
+        now = self.clock()
+        wake = self.pipeline.next_wakeup(now)
+        if wake is None or (self._timer is not None and self._wakes_at <= wake):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wakes_at = wake
+        self._timer = self._loop.call_later(max(0, wake - now) / SECOND, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._apply(self.pipeline.poll(self.clock()))
