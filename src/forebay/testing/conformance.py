@@ -1,0 +1,44 @@
+"""What every policy of a room must keep, whatever it decides. Each check raises AssertionError with the case."""
+
+from __future__ import annotations
+
+from random import Random
+
+from forebay.core.batching.former import Batcher
+from forebay.core.instant import MILLISECOND, SECOND
+from forebay.core.limits.limit import Limit
+
+
+def check_batching(batcher: Batcher, *, seed: int = 1, cases: int = 500) -> None:
+    """A batcher lets a batch go in the end, at once when it is full, and never asks for an earlier wake-up twice."""
+    chance = Random(seed)
+    assert batcher.max_size >= 1, "a batch holds at least one request"
+    assert batcher.max_tokens >= 1, "a batch holds at least one token"
+    for _ in range(cases):
+        oldest = chance.randrange(10 * SECOND)
+        now = oldest + chance.randrange(SECOND)
+        waiting, tokens = chance.randrange(1, 2 * batcher.max_size + 1), chance.randrange(1, 100_000)
+        at = batcher.ready_at(waiting, tokens, oldest, now)
+        case = f"waiting={waiting} tokens={tokens} oldest={oldest} now={now} at={at}"
+        assert isinstance(at, int), f"instants are integers: {case}"
+        assert at == batcher.ready_at(waiting, tokens, oldest, now), f"asking changes nothing: {case}"
+        assert at <= now + 60 * SECOND, f"no batch waits for company that may never come: {case}"
+        later = max(now, at)
+        assert batcher.ready_at(waiting, tokens, oldest, later) <= later, f"it leaves when it said it would: {case}"
+        full = batcher.ready_at(max(waiting, batcher.max_size), tokens, oldest, now)
+        assert full <= now, f"a full batch leaves at once: {case}"
+        more = batcher.ready_at(waiting + 1, tokens + 1, oldest, now)
+        assert more <= max(at, now), f"company never delays a batch: {case}"
+
+
+def check_limit(limit: Limit, *, seed: int = 1, cases: int = 2000) -> None:
+    """A concurrency limit stays a positive number of requests and tokens under any history of releases."""
+    chance = Random(seed)
+    now = 0
+    for _ in range(cases):
+        now += chance.randrange(100 * MILLISECOND)
+        limit.released(chance.randrange(10 * SECOND), chance.randrange(1 + limit.requests), now)
+        assert isinstance(limit.requests, int), f"a limit is a whole number of requests, not {limit.requests!r}"
+        assert isinstance(limit.tokens, int), f"a limit is a whole number of tokens, not {limit.tokens!r}"
+        assert limit.requests >= 1, "a limit below one would stop the engine for ever"
+        assert limit.tokens >= 1, "a limit below one token would stop the engine for ever"
