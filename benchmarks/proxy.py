@@ -126,7 +126,8 @@ class Run:
         try:
             yield
         except (StartError, peers.InstallError, traffic.TrafficError, OSError) as error:
-            self.failures.append(f"{what}: {str(error).splitlines()[0]}")
+            lines = str(error).splitlines() or [type(error).__name__]
+            self.failures.append(f"{what}: {lines[0]}" + (f" {lines[-1].strip()}" if len(lines) > 1 else ""))
             _say(f"! {what}: {error}")
 
 

@@ -149,7 +149,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         lines += [
             "",
             f"Without a proxy, at {load['paced_per_s']:g}/s: p50 {latencies[0]} µs, p99 {latencies[1]} µs.",
-            f"The upstream itself spends {costs[0]} µs of CPU per request and {costs[1]} µs per chunk; no row contains it.",
+            f"The upstream itself spends {costs[0]} µs of CPU per request and {costs[1]} per chunk, in no row.",
         ]
     if result["comparisons"]:
         lines += ["", "Ratios, each taken within a round:", ""]
