@@ -164,9 +164,8 @@ def _write(result: dict[str, Any], path: Path, *, document: bool) -> None:
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     _say(f"wrote {path}")
     if document:
-        page = peers.ROOT / "docs" / "benchmarks.md"
-        page.write_text(tables.replace_section(page.read_text(), "proxy", tables.markdown(result)))
-        _say(f"wrote the generated section of {page.relative_to(peers.ROOT)}")
+        tables.write_section("proxy", tables.markdown(result))
+        _say("wrote the generated section of docs/benchmarks.md")
 
 
 @click.command(help=__doc__)

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from benchmarks.peers import ROOT
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -97,7 +99,8 @@ def compare(rounds: Rounds) -> list[dict[str, Any]]:
     return found
 
 
-def _cell(spread: Mapping[str, Any] | None, digits: int) -> str:
+def cell(spread: Mapping[str, Any] | None, digits: int) -> str:
+    """A spread as it stands in a table: median, and the range when there is one."""
     if spread is None:
         return "–"
     low, high = f"{spread['min']:,.{digits}f}", f"{spread['max']:,.{digits}f}"
@@ -105,7 +108,8 @@ def _cell(spread: Mapping[str, Any] | None, digits: int) -> str:
     return middle if spread["n"] == 1 or low == high else f"{middle} ({low}–{high})"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table: the first column text, the others figures."""
     lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
     return lines + [f"| {' | '.join(row)} |" for row in rows]
 
@@ -119,24 +123,29 @@ _COLUMNS: Final = (
 )
 
 
-def markdown(result: Mapping[str, Any]) -> str:
-    """The generated section of ``docs/benchmarks.md``: environment, table, ratios, memory, what failed."""
-    env, load, summary = result["environment"], result["parameters"], result["summary"]
-    titles = {**result["titles"], "direct": "direct, no proxy"}
+def provenance(result: Mapping[str, Any]) -> list[str]:
+    """Two lines that say when, where, from which commit and by which command the figures came."""
+    env = result["environment"]
     dirty = " with changes not yet committed" if env["dirty"] else ""
     place = f"{env['machine']}, {env['cpus']} cores, {env['system']}, Python {env['python']}"
-    lines = [
+    return [
         f"Measured {env['at']} at commit `{env['commit']}`{dirty} on {place}, by `{result['command']}`.",
         f"{result['rounds_run']} rounds, interleaved; median (lowest–highest round).",
-        "",
     ]
-    lines += _table(
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The generated section of ``docs/benchmarks.md``: environment, table, ratios, memory, what failed."""
+    load, summary = result["parameters"], result["summary"]
+    titles = {**result["titles"], "direct": "direct, no proxy"}
+    lines = [*provenance(result), ""]
+    lines += table(
         ["proxy", "version", *(title for title, _, _ in _COLUMNS)],
         [
             [
                 titles[name],
                 result["versions"].get(name, "–"),
-                *(_cell(summary[name].get(key), digits) for _, key, digits in _COLUMNS),
+                *(cell(summary[name].get(key), digits) for _, key, digits in _COLUMNS),
             ]
             for name in titles
             if name in summary and name != "direct"
@@ -144,8 +153,8 @@ def markdown(result: Mapping[str, Any]) -> str:
     )
     direct = summary.get("direct", {})
     if "latency_p50_us" in direct:
-        latencies = [_cell(direct[f"latency_{share}_us"], 0) for share in ("p50", "p99")]
-        costs = [_cell(direct.get(f"{unit}_upstream_cpu_us"), 1) for unit in ("request", "chunk")]
+        latencies = [cell(direct[f"latency_{share}_us"], 0) for share in ("p50", "p99")]
+        costs = [cell(direct.get(f"{unit}_upstream_cpu_us"), 1) for unit in ("request", "chunk")]
         lines += [
             "",
             f"Without a proxy, at {load['paced_per_s']:g}/s: p50 {latencies[0]} µs, p99 {latencies[1]} µs.",
@@ -154,16 +163,16 @@ def markdown(result: Mapping[str, Any]) -> str:
     if result["comparisons"]:
         lines += ["", "Ratios, each taken within a round:", ""]
         verdict = {True: "met", False: "**missed**", None: "–"}
-        lines += _table(
+        lines += table(
             ["Forebay", "ratio", "target", ""],
             [
-                [c["title"], _cell(c, 2), f"≤ {c['target']:g}" if c["target"] is not None else "–", verdict[c["met"]]]
+                [c["title"], cell(c, 2), f"≤ {c['target']:g}" if c["target"] is not None else "–", verdict[c["met"]]]
                 for c in result["comparisons"]
             ],
         )
     if result["memory"]:
         lines += ["", "Resident memory, on a freshly started process:", ""]
-        lines += _table(
+        lines += table(
             ["proxy", "KiB / idle connection", "KiB / queued request with its connection"],
             [
                 [titles[name], *(_kib(metrics.get(key)) for key in ("idle_connection_bytes", "queued_request_bytes"))]
@@ -191,3 +200,9 @@ def replace_section(text: str, name: str, body: str) -> str:
     if not (found_begin and found_end):
         raise ValueError(f"the text holds no section between {begin.strip()!r} and {end!r}")
     return f"{before}{begin}\n{body}\n{end}{after}"
+
+
+def write_section(name: str, body: str) -> None:
+    """Put ``body`` into the section ``name`` of ``docs/benchmarks.md``."""
+    page = ROOT / "docs" / "benchmarks.md"
+    page.write_text(replace_section(page.read_text(), name, body))
