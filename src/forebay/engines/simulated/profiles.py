@@ -129,7 +129,7 @@ def profile_named(name: str) -> Profile:
     known = profiles()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or [n for n in known if name in n][:3]
+    near = [one for one in known if name in one][:3] or difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise UsageError(f"there is no profile {name!r}{hint} (see --list-profiles)")
 
