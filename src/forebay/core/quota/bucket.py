@@ -13,39 +13,45 @@ from forebay.core.instant import FOREVER, Instant
 class Bucket:
     """`limit` units per `window_ns`, of which `burst` may be spent at once. A limit of 0 allows nothing."""
 
-    __slots__ = ("_span_ns", "_tat", "burst", "limit", "window_ns")
+    __slots__ = ("_span", "_tat", "burst", "limit", "window_ns")
 
     def __init__(self, limit: int, window_ns: int, burst: int | None = None) -> None:
         self.limit = limit
         self.window_ns = window_ns
         self.burst = limit if burst is None else burst
-        self._span_ns = self.burst * window_ns // limit if limit else 0
-        self._tat: Instant = 0
+        # Both are kept in nanoseconds times limit: every price is then a whole number, and a burst spent in small
+        # coins is worth exactly as much as one spent at once.
+        self._span = self.burst * window_ns
+        self._tat = 0
 
     def wait_ns(self, cost: int, now: Instant) -> int:
         """Nanoseconds until `cost` fits; 0 when it does now, FOREVER when it never can."""
-        if cost > self.burst or not self.limit:
+        limit = self.limit
+        if cost > self.burst or not limit:
             return FOREVER
-        tat = self._tat if self._tat > now else now
-        # Round the price up, so that the sum of many small costs never exceeds the limit.
-        excess = tat - (-cost * self.window_ns // self.limit) - now - self._span_ns
-        return excess if excess > 0 else 0
+        ahead = self._tat - now * limit
+        if ahead < 0:
+            ahead = 0
+        excess = ahead + cost * self.window_ns - self._span
+        return -(-excess // limit) if excess > 0 else 0
 
     def charge(self, cost: int, now: Instant) -> None:
         """Spend `cost`, which may be negative (a refund) or more than is left (a debt that refills first)."""
-        if self.limit:
-            tat = self._tat if self._tat > now else now
-            self._tat = tat - (-cost * self.window_ns // self.limit)
+        at = now * self.limit
+        tat = self._tat if self._tat > at else at
+        self._tat = tat + cost * self.window_ns
 
     def remaining(self, now: Instant) -> int:
         """Whole units that could be spent now, never negative."""
         if not self.limit:
             return 0
-        ahead = self._tat - now
+        ahead = self._tat - now * self.limit
         if ahead <= 0:
             return self.burst
-        return max(0, (self._span_ns - ahead) * self.limit // self.window_ns)
+        return max(0, (self._span - ahead) // self.window_ns)
 
     def reset_ns(self, now: Instant) -> int:
         """Nanoseconds until the bucket is full again."""
-        return max(0, self._tat - now)
+        if not self.limit:
+            return 0
+        return max(0, -((now * self.limit - self._tat) // self.limit))
