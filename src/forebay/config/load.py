@@ -177,7 +177,8 @@ def _put(data: dict[str, Any], path: Path, value: object) -> str | None:
         if last:
             holder[name] = value
         else:
-            holder = holder[name] if isinstance(holder, list) else holder.setdefault(name, {})
+            empty: Any = [] if isinstance(path[depth + 1], int) else {}
+            holder = holder[name] if isinstance(holder, list) else holder.setdefault(name, empty)
     return None
 
 

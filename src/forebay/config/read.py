@@ -69,12 +69,12 @@ class Reader:
         return kind(**values)
 
     def _value(self, kind: Any, data: object, path: Path) -> Any:
-        kind = _bare(kind)
+        kind = bare(kind)
         if isinstance(kind, type) and issubclass(kind, Section):
             return self.section(kind, data, path)
-        if get_origin(kind) is tuple and _is_section(item := _bare(get_args(kind)[0])):
+        if get_origin(kind) is tuple and is_section(item := bare(get_args(kind)[0])):
             return self._sections(item, data, path)
-        if get_origin(kind) is dict and _is_section(item := _bare(get_args(kind)[1])):
+        if get_origin(kind) is dict and is_section(item := bare(get_args(kind)[1])):
             return self._named_sections(item, get_args(kind)[0], data, path)
         return self._leaf(kind, data, path)
 
@@ -181,37 +181,37 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _bare(kind: Any) -> Any:
+def bare(kind: Any) -> Any:
     """A section type out of its annotations and its `| None`; any other type as it is."""
     inner = kind
     while get_origin(inner) is Annotated:
         inner = get_args(inner)[0]
     if get_origin(inner) in (Union, UnionType):
-        options = [_bare(option) for option in get_args(inner) if option is not type(None)]
-        if len(options) == 1 and _is_section(options[0]):
+        options = [bare(option) for option in get_args(inner) if option is not type(None)]
+        if len(options) == 1 and is_section(options[0]):
             return options[0]
-    if _is_section(inner) or get_origin(inner) in (tuple, dict):
+    if is_section(inner) or get_origin(inner) in (tuple, dict):
         # Lengths are checked by msgspec, for which the annotation is kept on lists of plain values.
         arguments = get_args(inner)
-        if _is_section(inner) or any(_is_section(_bare(argument)) for argument in arguments if argument is not ...):
+        if is_section(inner) or any(is_section(bare(argument)) for argument in arguments if argument is not ...):
             return inner
     return kind
 
 
-def _is_section(kind: Any) -> bool:
+def is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
-def _walk(kind: Any) -> Iterator[Any]:
+def walk(kind: Any) -> Iterator[Any]:
     """The type and everything it is made of."""
     yield kind
     for argument in get_args(kind):
         if get_origin(kind) is not Literal:
-            yield from _walk(argument)
+            yield from walk(argument)
 
 
 def _choices(kind: Any) -> list[str]:
-    for part in _walk(kind):
+    for part in walk(kind):
         if get_origin(part) is Literal:
             return [str(option) for option in get_args(part)]
         if isinstance(part, type) and issubclass(part, Enum):
@@ -220,12 +220,12 @@ def _choices(kind: Any) -> list[str]:
 
 
 def _holds_secret(kind: Any) -> bool:
-    return any(part is Secret for part in _walk(kind))
+    return any(part is Secret for part in walk(kind))
 
 
 def _takes_text(kind: Any) -> bool:
     """Is the value of this type written as text, whatever it looks like?"""
-    parts = list(_walk(kind))
+    parts = list(walk(kind))
     if any(get_origin(part) in (tuple, dict) for part in parts):
         return False
     return any(part in (str, Secret) or (isinstance(part, type) and issubclass(part, Enum)) for part in parts) or any(
@@ -243,11 +243,11 @@ def _places_in(kind: type[Section], prefix: str, header: Callable[[str], str]) -
     if prefix:
         yield header(prefix), {f.encode_name for f in found}
     for info in found:
-        inner = _bare(info.type)
+        inner = bare(info.type)
         name = f"{prefix}.{info.encode_name}" if prefix else info.encode_name
-        if _is_section(inner):
+        if is_section(inner):
             yield from _places_in(inner, name, lambda n: f"[{n}]")
-        elif get_origin(inner) is tuple and _is_section(item := _bare(get_args(inner)[0])):
+        elif get_origin(inner) is tuple and is_section(item := bare(get_args(inner)[0])):
             yield from _places_in(item, name, lambda n: f"[[{n}]]")
-        elif get_origin(inner) is dict and _is_section(item := _bare(get_args(inner)[1])):
+        elif get_origin(inner) is dict and is_section(item := bare(get_args(inner)[1])):
             yield from _places_in(item, name + ".NAME", lambda n: f"[{n}]")

@@ -77,7 +77,7 @@ class Admin(Section, frozen=True):
         Secret | None,
         Meta(
             description="Bearer token asked of every request but /healthz; may be env:NAME or file:PATH.",
-            examples=["file:/run/secrets/admin-token"],
+            examples=["env:FOREBAY_ADMIN_TOKEN"],
         ),
     ] = None
 
@@ -195,7 +195,11 @@ class PriorityClass(Section, frozen=True):
 
     priority: Annotated[Annotated[int, Meta(ge=-100, le=100)], Meta(description="Higher goes first.", examples=[1])] = 0
     mode: Annotated[
-        Mode | None, Meta(description="Mode for requests of this class. Unset: the route's or the gateway's.")
+        Mode | None,
+        Meta(
+            description="Mode of its requests. Unset: the route's or the gateway's.",
+            examples=["hybrid"],
+        ),
     ] = None
 
 
@@ -206,7 +210,10 @@ class Concurrency(Section, frozen=True):
     limit: Annotated[Count, Meta(description="Requests in flight on one URL; the engine's own batch size fits.")] = 64
     tokens: Annotated[
         Count | None,
-        Meta(description="Expected tokens in flight on one URL; a larger request runs alone. Unset: no bound."),
+        Meta(
+            description="Expected tokens in flight on one URL; a larger request runs alone. Unset: no bound.",
+            examples=[200_000],
+        ),
     ] = None
 
 
@@ -235,7 +242,9 @@ class EngineTls(Section, frozen=True):
     """TLS towards an engine with an https URL."""
 
     verify: Annotated[bool, Meta(description="Check the engine's certificate.")] = True
-    ca: Annotated[Text | None, Meta(description="PEM file of the authorities to trust. Unset: the system's.")] = None
+    ca: Annotated[
+        Text | None, Meta(description="PEM file of trusted authorities. Unset: the system's.", examples=["ca.pem"])
+    ] = None
 
 
 class Engine(Section, frozen=True):
@@ -252,7 +261,7 @@ class Engine(Section, frozen=True):
     urls: Annotated[
         tuple[Text, ...],
         Meta(
-            description="One base URL per engine, without /v1. Without any, an embedded or simulated engine is started.",
+            description="One base URL per engine, without /v1. Without any, embedded and simulated ones are started.",
             examples=[["http://127.0.0.1:8000"]],
         ),
     ] = ()
@@ -260,7 +269,11 @@ class Engine(Section, frozen=True):
         "*",
     )
     api_key: Annotated[
-        Secret | None, Meta(description="The engine's own credential, sent as a bearer token; may be env: or file:.")
+        Secret | None,
+        Meta(
+            description="The engine's own credential, sent as a bearer token; may be env:NAME or file:PATH.",
+            examples=["env:ENGINE_API_KEY"],
+        ),
     ] = None
     forward_key: Annotated[bool, Meta(description="Send the caller's credential on, when api_key is unset.")] = False
     concurrency: Annotated[Concurrency, Meta(description="Most that may be in flight.")] = Concurrency()
@@ -284,8 +297,12 @@ class Route(Section, frozen=True):
         Literal["gated", "control"],
         Meta(description="gated requests pass all rooms; control ones are passed on, keyed but never queued."),
     ] = "gated"
-    engine: Annotated[Name | None, Meta(description="Engine entry that serves it. Unset: by model.")] = None
-    mode: Annotated[Mode | None, Meta(description="Mode of its requests. Unset: the gateway's.")] = None
+    engine: Annotated[
+        Name | None, Meta(description="Engine entry that serves it. Unset: by model.", examples=["llama"])
+    ] = None
+    mode: Annotated[
+        Mode | None, Meta(description="Mode of its requests. Unset: the gateway's.", examples=["hybrid"])
+    ] = None
 
 
 class StaticKey(Section, frozen=True, rename={"class_": "class"}):
@@ -294,14 +311,16 @@ class StaticKey(Section, frozen=True, rename={"class_": "class"}):
     id: Annotated[Name, Meta(description="Unique; shown in logs instead of the secret.", examples=["team-a"])]
     secret: Annotated[
         Secret,
-        Meta(description="What callers send; may be env:NAME or file:PATH.", examples=["file:/run/secrets/team-a"]),
+        Meta(description="What callers send; may be env:NAME or file:PATH.", examples=["env:TEAM_A_KEY"]),
     ]
     class_: Annotated[Name, Meta(description="One of [classes], or default.")] = "default"
     models: Annotated[tuple[Text, ...], Meta(description="Models it may use; * is any.", min_length=1)] = ("*",)
     routes: Annotated[
         tuple[Text, ...], Meta(description="Paths it may use, or prefixes that end in *; * is any.", min_length=1)
     ] = ("*",)
-    mode: Annotated[Mode | None, Meta(description="Mode of its requests. Unset: its class's.")] = None
+    mode: Annotated[Mode | None, Meta(description="Mode of its requests. Unset: its class's.", examples=["hybrid"])] = (
+        None
+    )
     limits: Annotated[Limits, Meta(description="Its own allowance.")] = Limits()
 
 

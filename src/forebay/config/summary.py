@@ -1,0 +1,49 @@
+"""What follows from a configuration: the figures that `config check` prints and /api/v1/status shows. No secrets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from forebay.config.build import engine_names
+from forebay.config.schema import Config, wait_budget_ms
+from forebay.config.secret import Secret
+
+
+def derived(config: Config) -> dict[str, Any]:
+    """Plain data for a person: effective settings and the figures that derive from others."""
+    return {
+        "mode": config.admission.mode.value,
+        "preset": config.admission.preset,
+        "wait_budget_ms": wait_budget_ms(config),
+        "ttft_ms": config.slo.ttft_ms,
+        "depth_limit": config.queue.depth_limit,
+        "deadline_s": config.queue.deadline_s,
+        "data_port": f"{config.server.host}:{config.server.port}",
+        "admin_port": f"{config.admin.host}:{config.admin.port}",
+        "tls": config.tls.certificate is not None,
+        "anonymous": config.keys.anonymous,
+        "keys": len(config.keys.static),
+        "engines": [
+            {
+                "name": engine.name,
+                "kind": engine.kind,
+                "instances": list(engine_names(engine)),
+                "models": list(engine.models),
+                "concurrency_limit": engine.concurrency.limit * len(engine_names(engine)),
+            }
+            for engine in config.engines
+        ],
+    }
+
+
+def plain(config: Config) -> Any:
+    """The whole configuration as plain data, secrets masked."""
+    return msgspec.to_builtins(config, enc_hook=_masked)
+
+
+def _masked(value: object) -> str:
+    if isinstance(value, Secret):
+        return "***"
+    raise NotImplementedError(f"config: no plain form of {type(value).__name__}")

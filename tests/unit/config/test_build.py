@@ -1,0 +1,107 @@
+"""A configuration becomes the core's settings, in the core's units."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from random import Random
+
+from forebay.config import Config, loads
+from forebay.config.build import KeyEntry, anonymous_entry, key_table, pipeline_config
+from forebay.config.summary import plain
+from forebay.core.batching.dynamic import DynamicConfig
+from forebay.core.batching.passthrough import PassThroughConfig
+from forebay.core.events import EngineUp
+from forebay.core.model import Mode, Refusal, Request, Ticket
+from forebay.core.pipeline import Pipeline
+from forebay.core.quota.budget import KeyLimits
+
+TEXT = """\
+[slo]
+ttft_ms = 300
+[admission]
+mode = "backpressure"
+[queue]
+depth_limit = 9
+held_limit = 99
+deadline_s = 1.5
+[batching]
+kind = "dynamic"
+max_size = 4
+linger_ms = 2.5
+[limits.default]
+requests_per_minute = 60
+[classes.gold]
+priority = 5
+mode = "hybrid"
+[[engines]]
+name = "a"
+urls = ["http://x", "http://y"]
+models = ["m", "n"]
+concurrency = { limit = 3, tokens = 1000 }
+batching = {}
+[[engines]]
+name = "b"
+kind = "simulated"
+[[keys.static]]
+id = "k"
+secret = "sk-k"
+class = "gold"
+models = ["m"]
+routes = ["/v1/chat/completions", "/v1/embeddings*"]
+limits = { tokens_per_second = 10, burst_s = 3 }
+[[keys.static]]
+id = "l"
+secret = "sk-l"
+class = "gold"
+mode = "admission"
+"""
+
+
+class Silence:
+    def closed(self, ticket: Ticket) -> None: ...
+
+    def shed(self, request: Request, refusal: Refusal, predicted_wait_ns: int) -> None: ...
+
+
+def config() -> Config:
+    return loads(TEXT, environment={}).config
+
+
+def test_pools_engines_and_units() -> None:
+    built = pipeline_config(config())
+    a, b = built.pools
+    assert (a.name, a.engines, a.models) == ("a", ("a/0", "a/1"), ("m", "n"))
+    assert (b.engines, b.models) == (("b/0",), ("*",))
+    assert a.mode is Mode.BACKPRESSURE
+    assert a.hold_ns == 1_500_000_000
+    assert a.forecast.wait_budget_ns == 30_000_000
+    assert (a.depth.depth_limit, a.depth.held_limit) == (9, 99)
+    assert (a.limit.limit, a.limit.tokens) == (3, 1000)
+    assert a.batching == PassThroughConfig()
+    assert b.batching == DynamicConfig(max_size=4, linger_ns=2_500_000)
+    assert built.keys["k"] == KeyLimits(tokens_per_second=10, burst_s=3)
+    assert built.keys["anonymous"] == KeyLimits(requests_per_minute=60)
+
+
+def test_the_pipeline_takes_it() -> None:
+    pipeline = Pipeline(pipeline_config(config()), Random(1), Silence())
+    pipeline.report(EngineUp("a/1"), 0)
+    pipeline.offer(Request(key="k", model="m", max_output_tokens=1), 0)
+    assert pipeline.snapshot(0).in_flight == 1
+
+
+def test_keys_are_found_by_the_digest_of_their_secret() -> None:
+    table = key_table(config())
+    assert table[sha256(b"sk-k").digest()] == KeyEntry(
+        "k", 5, "gold", Mode.HYBRID, frozenset({"m"}), ("/v1/chat/completions", "/v1/embeddings*")
+    )
+    assert table[sha256(b"sk-l").digest()] == KeyEntry("l", 5, "gold", Mode.ADMISSION, None, None)
+    assert anonymous_entry(config()) == KeyEntry("anonymous", 0, "default", None, None, None)
+    assert anonymous_entry(loads("[keys]\nanonymous = false", environment={}).config) is None
+
+
+def test_plain_data_masks_secrets() -> None:
+    data = plain(config())
+    assert data["keys"]["static"][0]["secret"] == "***"
+    assert data["keys"]["static"][0]["class"] == "gold"
+    assert "sk-" not in str(data)
