@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from bisect import bisect_left
 
 Path = tuple[str | int, ...]
 
@@ -18,6 +19,7 @@ def index(text: str) -> dict[Path, int]:
     """
     lines: dict[Path, int] = {}
     counts: dict[Path, int] = {}
+    breaks = [match.start() for match in re.finditer("\n", text)]
     table: Path = ()
     position = 0
     while position < len(text):
@@ -30,11 +32,11 @@ def index(text: str) -> dict[Path, int]:
             array = text.startswith("[[", position)
             names, position = _key(text, position + 1 + array)
             table = _resolve(names, counts, new_item=array)
-            lines.setdefault(table, _line(text, position))
+            lines.setdefault(table, bisect_left(breaks, position) + 1)
             position = _line_end(text, position)
         else:
             names, end = _key(text, position)
-            line = _line(text, position)
+            line = bisect_left(breaks, position) + 1
             for depth in range(1, len(names) + 1):
                 lines.setdefault((*table, *names[:depth]), line)
             position = _value_end(text, end + 1)
@@ -48,10 +50,6 @@ def line_of(lines: dict[Path, int], path: Path) -> int | None:
             return lines[path]
         path = path[:-1]
     return None
-
-
-def _line(text: str, position: int) -> int:
-    return text.count("\n", 0, position) + 1
 
 
 def _line_end(text: str, position: int) -> int:

@@ -180,10 +180,8 @@ def test_a_value_from_the_environment_or_a_flag_is_named_by_it() -> None:
         "--admin-port: [admin] port: is 70000, must be a whole number <= 65535; change it",
         'environment FOREBAY_QUEUE__DEPTH_LIMIT: [queue] depth_limit: is "many", must be a whole number; change it',
     ]
-    assert faults("", {"FOREBAY_ENGINES__2__NAME": "x"}) == [
-        "environment FOREBAY_ENGINES__2__NAME: [[engines]] name: names item 2 of a list of 0; correct the variable's "
-        "name, or unset it"
-    ]
+    (line,) = faults("", {"FOREBAY_ENGINES__2__NAME": "x"})
+    assert line.startswith("environment FOREBAY_ENGINES__2__NAME: [[engines]] name: names item 2 of a list of 0; ")
     (line,) = faults("", {"FOREBAY_SERVER__HSOT": "x"})
     assert line == "environment FOREBAY_SERVER__HSOT: [server] hsot: unknown field; did you mean 'host'?"
 
