@@ -41,6 +41,14 @@ class Bucket:
         tat = self._tat if self._tat > at else at
         self._tat = tat + cost * self.window_ns
 
+    def settle(self, difference: int, now: Instant) -> None:
+        """Correct an earlier charge by `difference`. What is owed after that is at most one burst: an engine that
+        reports absurd usage must not lock its caller out for years."""
+        self.charge(difference, now)
+        most = now * self.limit + 2 * self._span
+        if self._tat > most:
+            self._tat = most
+
     def remaining(self, now: Instant) -> int:
         """Whole units that could be spent now, never negative."""
         if not self.limit:

@@ -2,7 +2,7 @@
 
 All limits are checked before any is charged (rule 3), so a refusal by one has cost nothing in another. Tokens are
 reserved from the estimate at admission and settled to the real usage at the end; usage beyond the reservation
-becomes a debt that refills before the next request fits.
+becomes a debt, of at most one burst, that refills before the next request fits.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ class KeyBudget:
         """End one request: give the place back and move the reservation to what was really used."""
         self.open -= 1
         assert self.open >= 0, "quota: a request was settled twice"
-        difference = used_tokens - demand.reserved
+        # Usage is an engine's word: a negative one would mint tokens.
+        difference = (used_tokens if used_tokens > 0 else 0) - demand.reserved
         if difference:
             for bucket in self._tokens:
-                bucket.charge(difference, now)
+                bucket.settle(difference, now)
 
     def headers(self, now: Instant) -> list[tuple[str, int, int, int]]:
         """(name, limit, remaining, reset_ns) of the request limit and of the tightest token limit."""
