@@ -66,9 +66,7 @@ def test_limits_do_not_share_a_clock() -> None:
 
 
 def test_a_refusal_by_the_last_limit_charges_none_of_the_others() -> None:
-    budget = KeyBudget(
-        KeyLimits(requests_per_minute=5, tokens_per_minute=100, tokens_per_second=1_000, concurrency=9)
-    )
+    budget = KeyBudget(KeyLimits(requests_per_minute=5, tokens_per_minute=100, tokens_per_second=1_000, concurrency=9))
     before = budget.headers(0)
     for _ in range(100):
         assert admit(budget, 101) is ShedReason.NEVER_FITS

@@ -1,9 +1,13 @@
 """The demand of a request before any tokenizer has seen it, learned from what engines report.
 
-Prompt tokens are text bytes times a ratio learned per (key, model, byte class), shrunk towards the ratio of
-(model, byte class) and that towards a prior: weight n / (n + 20) after n observations, step 0.05. Output tokens are
-learned per (key, model, streamed) as a running median by the pinball step, and are never above the caller's own cap.
-Every table is bounded; the oldest learner is forgotten first.
+Prompt tokens are text bytes times a ratio, plus the overhead of the chat template. Both are learned per (key, model,
+byte class), shrunk towards those of (model, byte class) and the ratio of that towards a prior: weight n / (n + 20)
+after n observations, step 0.05. Long texts teach the ratio, short ones the overhead: of a greeting nearly all tokens
+are template. Output tokens are learned per (key, model, streamed) as a running median by the pinball step, and are
+never above the caller's own cap. Every table is bounded; the oldest learner is forgotten first.
+
+What an engine reports is its word, so it is clipped to what a tokenizer can do before anything is learned from it:
+an estimate beyond every bound would refuse all requests, and nothing would ever be learned again.
 """
 
 from __future__ import annotations
@@ -21,6 +25,10 @@ PRIOR_TOKENS_PER_BYTE = {ByteClass.ASCII: 1 / 4.2, ByteClass.UTF8: 1 / 3.0, Byte
 RATIO_STEP = 0.05
 SHRINKAGE = 20  # observations after which a learner counts as much as its parent
 MEDIAN_STEP = 0.02
+SHORT_TEXT_BYTES = 256  # below this the template outweighs the text
+RATIO_LEAST, RATIO_MOST = 1 / 64, 1.0  # no tokenizer makes more tokens than bytes
+OVERHEAD_MOST = 512  # tokens
+OUTPUT_MOST = 1_000_000  # tokens
 LEARNERS_MAX = 50_000
 
 K = TypeVar("K")
@@ -36,11 +44,12 @@ class EstimateConfig:
 
 
 class _Ratio(msgspec.Struct, gc=False):
-    """Tokens per byte as seen by one learner, and the blend with its parent that is used."""
+    """Tokens per byte as seen by one learner, the blend with its parent that is used, and the tokens on top."""
 
     own: float
     seen: int
     blended: float
+    overhead: float
 
 
 class _Output(msgspec.Struct, gc=False):
@@ -69,9 +78,10 @@ class DemandEstimator:
         ratio = self._ratios.get((request.key, request.model, request.byte_class)) or self._ratios.get(
             ("", request.model, request.byte_class)
         )
-        rate = ratio.blended if ratio is not None else PRIOR_TOKENS_PER_BYTE[request.byte_class]
-        overhead = self._config.message_overhead_tokens if ratio is None else 0
-        return int(request.text_bytes * rate) + 1 + overhead + request.counted_tokens
+        if ratio is not None:
+            return int(request.text_bytes * ratio.blended + ratio.overhead) + 1 + request.counted_tokens
+        tokens = int(request.text_bytes * PRIOR_TOKENS_PER_BYTE[request.byte_class]) + 1
+        return tokens + self._config.message_overhead_tokens + request.counted_tokens
 
     def _output_tokens(self, request: Request) -> tuple[int, int]:
         """(expected, reserved)."""
@@ -93,22 +103,23 @@ class DemandEstimator:
         """Move the learners of this request towards what the engine measured."""
         tokens = usage.input_tokens - request.counted_tokens
         if request.text_bytes and tokens > 0:
-            self._learn_ratio(request, tokens / request.text_bytes)
+            self._learn_input(request, tokens)
         if request.generates and usage.output_tokens > 0:
-            self._learn_output(request, usage.output_tokens / request.choices)
+            self._learn_output(request, min(OUTPUT_MOST, usage.output_tokens / request.choices))
 
-    def _learn_ratio(self, request: Request, observed: float) -> None:
+    def _learn_input(self, request: Request, tokens: int) -> None:
+        prior = PRIOR_TOKENS_PER_BYTE[request.byte_class]
         shared_key = ("", request.model, request.byte_class)
         shared = self._ratios.get(shared_key)
         if shared is None:
-            prior = PRIOR_TOKENS_PER_BYTE[request.byte_class]
-            shared = _remember(self._ratios, shared_key, _Ratio(observed, 0, prior))
-        _move(shared, observed, PRIOR_TOKENS_PER_BYTE[request.byte_class])
+            overhead = float(self._config.message_overhead_tokens)
+            shared = _remember(self._ratios, shared_key, _Ratio(prior, 0, prior, overhead))
         own_key = (request.key, request.model, request.byte_class)
         own = self._ratios.get(own_key)
         if own is None:
-            own = _remember(self._ratios, own_key, _Ratio(observed, 0, shared.blended))
-        _move(own, observed, shared.blended)
+            own = _remember(self._ratios, own_key, _Ratio(shared.blended, 0, shared.blended, shared.overhead))
+        _move(shared, request.text_bytes, tokens, prior)
+        _move(own, request.text_bytes, tokens, shared.blended)
 
     def _learn_output(self, request: Request, observed: float) -> None:
         key = (request.key, request.model, request.stream)
@@ -121,8 +132,13 @@ class DemandEstimator:
         output.median = max(1.0, output.median + (step / 2 if observed > output.median else -step / 2))
 
 
-def _move(ratio: _Ratio, observed: float, parent: float) -> None:
+def _move(ratio: _Ratio, text_bytes: int, tokens: int, parent: float) -> None:
     """Take one observation into account; early ones count more, so that a learner starts fast."""
+    if text_bytes < SHORT_TEXT_BYTES:
+        overhead = min(OVERHEAD_MOST, max(0.0, tokens - text_bytes * ratio.blended))
+        ratio.overhead += RATIO_STEP * (overhead - ratio.overhead)
+        return
+    observed = min(RATIO_MOST, max(RATIO_LEAST, (tokens - ratio.overhead) / text_bytes))
     ratio.seen += 1
     step = max(RATIO_STEP, 1 / ratio.seen)
     ratio.own += step * (observed - ratio.own)

@@ -1,0 +1,155 @@
+"""The demand estimate: priors, learning, hierarchy, caps, bounds, and engines that lie."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from forebay.core.admission import estimate as module
+from forebay.core.admission.estimate import DemandEstimator, EstimateConfig
+from forebay.core.model import ByteClass, Request, Usage
+
+
+def request(text: int = 4_200, **fields: Any) -> Request:
+    fields.setdefault("key", "k")
+    return Request(model="m", text_bytes=text, body_bytes=text + 100, **fields)
+
+
+@pytest.fixture
+def estimator() -> DemandEstimator:
+    return DemandEstimator(EstimateConfig())
+
+
+@pytest.mark.parametrize(
+    ("byte_class", "expected"), [(ByteClass.ASCII, 1_009), (ByteClass.UTF8, 1_409), (ByteClass.ESCAPED, 849)]
+)
+def test_priors_before_anything_is_learned(estimator: DemandEstimator, byte_class: ByteClass, expected: int) -> None:
+    assert estimator.estimate(request(byte_class=byte_class)).input_tokens == expected
+
+
+def test_cjk_is_estimated_at_one_token_a_character(estimator: DemandEstimator) -> None:
+    """B-19: at least 0.6 token per CJK character (three bytes each), never below bytes / 8."""
+    tokens = estimator.estimate(request(12_000, byte_class=ByteClass.UTF8)).input_tokens
+    assert tokens >= 0.6 * 4_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected", "reserved"),
+    [
+        ({}, 256, 256),
+        ({"max_output_tokens": 100}, 100, 100),
+        ({"max_output_tokens": 100, "choices": 8}, 800, 800),  # B-13
+        ({"choices": 2}, 512, 512),
+        ({"generates": False}, 0, 0),
+        ({"max_output_tokens": 0}, 0, 0),
+    ],
+)
+def test_output_before_anything_is_learned(
+    estimator: DemandEstimator, fields: dict[str, Any], expected: int, reserved: int
+) -> None:
+    demand = estimator.estimate(request(**fields))
+    assert (demand.output_tokens, demand.output_reserved) == (expected, reserved)
+
+
+def test_counted_tokens_are_taken_as_they_are(estimator: DemandEstimator) -> None:
+    """B-16: prompts given as token ids."""
+    assert estimator.estimate(request(0, counted_tokens=3_000, generates=False)).input_tokens == 3_000
+    for _ in range(50):
+        estimator.learn(request(4_000, counted_tokens=500), Usage(1_500, 10))
+    assert estimator.estimate(request(4_000, counted_tokens=500)).input_tokens == pytest.approx(1_500, rel=0.03)
+
+
+@pytest.mark.parametrize("tokens_per_byte", [0.15, 0.24, 0.45])
+def test_input_error_after_fifty_requests(estimator: DemandEstimator, tokens_per_byte: float) -> None:
+    chance = Random(3)
+    errors = []
+    for number in range(150):
+        size = chance.randrange(300, 9_000)
+        true = int(size * tokens_per_byte * chance.gauss(1.0, 0.1)) + 20
+        estimate = estimator.estimate(request(size)).input_tokens
+        if number >= 50:
+            errors.append(abs(estimate - true) / true)
+        estimator.learn(request(size), Usage(true, 50))
+    assert sum(errors) / len(errors) < 0.13, "the noise itself is 8 %"
+    assert sorted(errors)[len(errors) * 95 // 100] < 0.37
+
+
+def test_a_new_key_starts_from_what_its_model_taught(estimator: DemandEstimator) -> None:
+    for _ in range(100):
+        estimator.learn(request(5_000, key="old"), Usage(2_000, 10))
+    assert estimator.estimate(request(5_000, key="new")).input_tokens == pytest.approx(2_000, rel=0.2)
+    assert estimator.estimate(request(5_000, key="new", byte_class=ByteClass.UTF8)).input_tokens == 1_675
+
+
+def test_a_key_of_its_own_habits_is_learned_apart(estimator: DemandEstimator) -> None:
+    for _ in range(200):
+        estimator.learn(request(5_000, key="code"), Usage(2_000, 10))
+        estimator.learn(request(5_000, key="prose"), Usage(1_000, 10))
+    assert estimator.estimate(request(5_000, key="code")).input_tokens == pytest.approx(2_000, rel=0.1)
+    assert estimator.estimate(request(5_000, key="prose")).input_tokens == pytest.approx(1_000, rel=0.1)
+
+
+def test_short_texts_teach_the_template_not_the_ratio(estimator: DemandEstimator) -> None:
+    """A greeting of 2 bytes becomes 40 tokens by the chat template; a document must not be priced at 20 a byte."""
+    for _ in range(200):
+        estimator.learn(request(2), Usage(40, 10))
+    assert 30 <= estimator.estimate(request(2)).input_tokens <= 50
+    assert estimator.estimate(request(10_000)).input_tokens < 3_500
+    assert estimator.estimate(request(10_000, key="other")).input_tokens < 3_500
+
+
+def test_output_is_learned_and_never_above_the_callers_cap(estimator: DemandEstimator) -> None:
+    chance = Random(5)
+    for _ in range(600):
+        estimator.learn(request(), Usage(1_000, int(chance.lognormvariate(4.6, 0.5))))  # median 99, mean 113
+    free = estimator.estimate(request())
+    assert free.output_tokens == pytest.approx(113, rel=0.25)
+    assert free.output_reserved >= free.output_tokens
+    capped = estimator.estimate(request(max_output_tokens=50))
+    assert (capped.output_tokens, capped.output_reserved) == (50, 50)
+    roomy = estimator.estimate(request(max_output_tokens=4_000))
+    assert roomy.output_tokens == free.output_tokens
+    assert roomy.output_reserved == 4_000
+
+
+def test_output_error_of_a_sum_after_learning(estimator: DemandEstimator) -> None:
+    """One answer cannot be foreseen, a hundred can: the errors average out."""
+    chance = Random(8)
+    draws = [int(chance.lognormvariate(5.0, 0.8)) + 1 for _ in range(1_100)]
+    for output in draws[:1_000]:
+        estimator.learn(request(), Usage(1_000, output))
+    expected = estimator.estimate(request()).output_tokens * 100
+    assert expected == pytest.approx(sum(draws[1_000:]), rel=0.35)
+
+
+def test_streamed_and_whole_answers_are_learned_apart(estimator: DemandEstimator) -> None:
+    for _ in range(60):
+        estimator.learn(request(stream=True), Usage(1_000, 900))
+        estimator.learn(request(), Usage(1_000, 30))
+    assert estimator.estimate(request(stream=True)).output_tokens > 800
+    assert estimator.estimate(request()).output_tokens < 60
+
+
+@pytest.mark.parametrize("lie", [Usage(10**15, 10**15), Usage(0, 0), Usage(-5, -5), Usage(10**15, 1), Usage(1, 10**15)])
+def test_an_engine_that_lies_cannot_price_everybody_out(estimator: DemandEstimator, lie: Usage) -> None:
+    """An estimate beyond every bound would refuse for ever, and nothing would be learned again."""
+    for _ in range(100):
+        estimator.learn(request(key="victim"), lie)
+    for key in ("victim", "bystander"):
+        demand = estimator.estimate(request(4_200, key=key))
+        assert 4_200 / 64 <= demand.input_tokens <= 4_200 + 600
+        assert 1 <= demand.output_tokens <= 1_000_001
+    for _ in range(200):
+        estimator.learn(request(key="victim"), Usage(1_000, 100))
+    assert estimator.estimate(request(key="victim")).input_tokens == pytest.approx(1_000, rel=0.15)
+
+
+def test_tables_are_bounded(estimator: DemandEstimator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEARNERS_MAX", 20)
+    for number in range(100):
+        estimator.learn(request(key=f"k{number}"), Usage(1_000, 10))
+    assert len(estimator._ratios) <= 20
+    assert len(estimator._outputs) <= 20
+    assert estimator.estimate(request(key="k99")).input_tokens > 0
