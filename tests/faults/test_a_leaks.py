@@ -35,7 +35,7 @@ from .rig.client import wire
 from .rig.gateway import wait_until
 from .rig.scripts import Do
 
-PATIENT = {"mode": "hybrid", "wait_budget_ms": 30_000}  # whoever fits in the queue waits for a slot
+PATIENT: dict[str, Any] = {"mode": "hybrid", "wait_budget_ms": 30_000}  # whoever fits in the queue waits for a slot
 
 
 def key(name: str, **limits: float) -> dict[str, Any]:
@@ -346,7 +346,7 @@ BIG = (SMUGGLED * (5_000_000 // len(SMUGGLED) + 1))[:5_000_000]
 )
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
 def test_a09_early_refusal_with_the_body_unread(
-    backend: FakeBackend, start_gateway: StartGateway, how: dict[str, str], status: int, chunked: bool
+    backend: FakeBackend, start_gateway: StartGateway, how: dict[str, Any], status: int, chunked: bool
 ) -> None:
     gateway = start_gateway(
         config_for(
