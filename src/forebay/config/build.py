@@ -31,7 +31,7 @@ class KeyEntry(msgspec.Struct, frozen=True):
     priority_class: str
     mode: Mode | None  # of the key, else of its class; None: the route's or the gateway's
     models: frozenset[str] | None  # None: any
-    routes: tuple[str, ...] | None  # paths, or prefixes that end in *; None: any
+    routes: frozenset[str] | None  # names of routes, or paths of [[routes]]; None: any
 
 
 def pipeline_config(config: Config) -> PipelineConfig:
@@ -78,7 +78,7 @@ def _entry(config: Config, key: schema.StaticKey) -> KeyEntry:
         priority_class=key.class_,
         mode=key.mode or group.mode,
         models=None if "*" in key.models else frozenset(key.models),
-        routes=None if "*" in key.routes else key.routes,
+        routes=None if "*" in key.routes else frozenset(key.routes),
     )
 
 

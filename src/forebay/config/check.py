@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path as FilePath
 from urllib.parse import urlsplit
 
 from forebay.config.lines import Path
 from forebay.config.read import Problem
-from forebay.config.schema import ANONYMOUS, Batching, Config, Engine, wait_budget_ms
+from forebay.config.schema import ANONYMOUS, ROUTE_NAMES, Batching, Config, Engine, wait_budget_ms
 from forebay.core.model import Mode
 
 PRESENT = frozenset({"openai", "embedded", "simulated"})
@@ -181,6 +182,7 @@ def _keys(config: Config) -> Iterator[Problem]:
     ids: set[str] = set()
     secrets: dict[bytes, str] = {}
     classes = {"default", *config.classes}
+    routes = {"*", *ROUTE_NAMES, *(route.path for route in config.routes)}
     for number, key in enumerate(config.keys.static):
         path: Path = ("keys", "static", number)
         if key.id in ids or key.id == ANONYMOUS:
@@ -195,8 +197,10 @@ def _keys(config: Config) -> Iterator[Problem]:
                 (*path, "class"), f'"{key.class_}" is no class', f"use one of {', '.join(sorted(classes))}, or add it"
             )
         for place, route in enumerate(key.routes):
-            if route != "*" and not route.startswith("/"):
-                yield Problem((*path, "routes", place), f'"{route}" is no path', "begin it with '/', or use *")
+            if route not in routes:
+                close = get_close_matches(route, routes, n=1)
+                todo = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(sorted(routes))}"
+                yield Problem((*path, "routes", place), f'"{route}" is no route', todo)
         limits = key.limits
         if limits.tokens_per_second and limits.tokens_per_second * limits.burst_s < 1:
             yield Problem((*path, "limits", "burst_s"), "allows less than one token at once", "raise it")

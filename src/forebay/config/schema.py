@@ -290,8 +290,8 @@ class Route(Section, frozen=True):
     """A path beyond the built-in ones, or other settings for one of those."""
 
     path: Annotated[
-        Annotated[str, Meta(pattern=r"^/[!-)+-~]*\*?$")],
-        Meta(description="A path, or a prefix that ends in *.", examples=["/v1/custom"]),
+        Annotated[str, Meta(pattern=r"^/[!$-)+->@-~]*$")],
+        Meta(description="An exact path, without a query.", examples=["/v1/custom"]),
     ]
     kind: Annotated[
         Literal["gated", "control"],
@@ -316,7 +316,8 @@ class StaticKey(Section, frozen=True, rename={"class_": "class"}):
     class_: Annotated[Name, Meta(description="One of [classes], or default.")] = "default"
     models: Annotated[tuple[Text, ...], Meta(description="Models it may use; * is any.", min_length=1)] = ("*",)
     routes: Annotated[
-        tuple[Text, ...], Meta(description="Paths it may use, or prefixes that end in *; * is any.", min_length=1)
+        tuple[Text, ...],
+        Meta(description="Routes it may use, by name or by the path of [[routes]]; * is any.", min_length=1),
     ] = ("*",)
     mode: Annotated[Mode | None, Meta(description="Mode of its requests. Unset: its class's.", examples=["hybrid"])] = (
         None
@@ -385,6 +386,12 @@ class Config(Section, frozen=True):
 
 LATER = (("grpc",), ("tuner",), ("shared",), ("gpu",), ("keys", "store"))
 """Accepted, so that a file written for a later version stays valid; without effect, which is said as a warning."""
+
+ROUTE_NAMES = frozenset({
+    "chat", "completions", "responses", "messages", "embeddings", "rerank", "score", "classify", "pooling", "audio",
+    "infer", "models", "tokenize", "detokenize", "kserve_meta",
+})  # fmt: skip
+"""Built-in routes as keys may be limited to them; the data port's table of paths uses these names."""
 
 ANONYMOUS = "anonymous"
 """Key id of callers without a key."""

@@ -47,7 +47,7 @@ id = "k"
 secret = "sk-k"
 class = "gold"
 models = ["m"]
-routes = ["/v1/chat/completions", "/v1/embeddings*"]
+routes = ["chat", "embeddings"]
 limits = { tokens_per_second = 10, burst_s = 3 }
 [[keys.static]]
 id = "l"
@@ -93,7 +93,7 @@ def test_the_pipeline_takes_it() -> None:
 def test_keys_are_found_by_the_digest_of_their_secret() -> None:
     table = key_table(config())
     assert table[sha256(b"sk-k").digest()] == KeyEntry(
-        "k", 5, "gold", Mode.HYBRID, frozenset({"m"}), ("/v1/chat/completions", "/v1/embeddings*")
+        "k", 5, "gold", Mode.HYBRID, frozenset({"m"}), frozenset({"chat", "embeddings"})
     )
     assert table[sha256(b"sk-l").digest()] == KeyEntry("l", 5, "gold", Mode.ADMISSION, None, None)
     assert anonymous_entry(config()) == KeyEntry("anonymous", 0, "default", None, None, None)

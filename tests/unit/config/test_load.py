@@ -213,7 +213,11 @@ def test_a_value_from_the_environment_or_a_flag_is_named_by_it() -> None:
         ('[[routes]]\npath = "/x"\nengine = "e"', 'f.toml:3: [[routes]] engine: "e" is no engine'),
         ('[[keys.static]]\nid = "a"\nsecret = "s"\nclass = "b"', 'f.toml:4: [[keys.static]] class: "b" is no class'),
         ('[[keys.static]]\nid = "anonymous"\nsecret = "s"', 'f.toml:2: [[keys.static]] id: "anonymous" is reserved'),
-        ('[[keys.static]]\nid = "a"\nsecret = "s"\nroutes = ["v1"]', 'f.toml:4: [[keys.static]] routes[0]: "v1" is no'),
+        (
+            '[[keys.static]]\nid = "a"\nsecret = "s"\nroutes = ["chta"]',
+            'f.toml:4: [[keys.static]] routes[0]: "chta" is no',
+        ),
+        ('[[routes]]\npath = "/x*"', 'f.toml:2: [[routes]] path: is "/x*", which is not allowed'),
         ("[limits.default]\ntokens_per_second = 1\nburst_s = 0.5", "f.toml:3: [limits.default] burst_s: allows less"),
     ],
 )
@@ -301,3 +305,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     marked = tmp_path / "marked.toml"
     marked.write_bytes(b"\xef\xbb\xbf[server]\r\nport = 5\r\n")
     assert load(marked, environment={}).config.server.port == 5
+
+
+def test_keys_know_the_routes_of_the_data_port() -> None:
+    from forebay.config.schema import ROUTE_NAMES
+    from forebay.ingress.http import routes
+
+    names = {route.name for route in routes.EXACT.values()}
+    found = (routes.Routes().find(path) for path in (b"/v2/models/m/infer", b"/v2/health/ready", b"/v1/models/m"))
+    assert names | {route.name for route in found if route is not None} == ROUTE_NAMES
