@@ -36,6 +36,7 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
     input_tokens: int
     output_tokens: int  # expected, for waits, balance and fairness
     output_reserved: int  # charged to the key until the real usage is known
+    output_guessed: bool = False  # the caller set no cap: a guess is no reason to say that it never fits
 
     @property
     def tokens(self) -> int:

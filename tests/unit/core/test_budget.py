@@ -145,3 +145,20 @@ def test_headers_fall_by_what_was_used_and_show_the_tightest_token_limit() -> No
 
 def test_a_key_without_limits_shows_no_headers() -> None:
     assert KeyBudget(KeyLimits()).headers(0) == []
+
+
+def test_a_missing_output_cap_never_makes_a_request_unfit() -> None:
+    """B-14: the default guess of 256 is more than this key may spend at once, but it is only a guess."""
+    budget = KeyBudget(KeyLimits(tokens_per_second=50, burst_s=2.0))
+    guessed = Demand(20, 256, 256, output_guessed=True)
+    assert budget.check(guessed, SECOND, 0) is None
+    budget.charge(guessed, 0)
+    assert budget.headers(0)[0][2] == 0
+    budget.settle(guessed, 30, 0)
+    assert budget.headers(0)[0][2] == 70
+    stated = budget.check(Demand(20, 256, 256), SECOND, 10 * SECOND)
+    assert stated is not None
+    assert stated.reason is ShedReason.NEVER_FITS
+    too_long = budget.check(Demand(101, 256, 256, output_guessed=True), SECOND, 10 * SECOND)
+    assert too_long is not None
+    assert too_long.reason is ShedReason.NEVER_FITS

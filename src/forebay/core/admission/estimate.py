@@ -70,7 +70,8 @@ class DemandEstimator:
 
     def estimate(self, request: Request) -> Demand:
         """Expected tokens in and out, and what to reserve. O(1)."""
-        return Demand(self._input_tokens(request), *self._output_tokens(request))
+        expected, reserved = self._output_tokens(request)
+        return Demand(self._input_tokens(request), expected, reserved, request.max_output_tokens is None)
 
     def _input_tokens(self, request: Request) -> int:
         if not request.text_bytes:

@@ -29,7 +29,7 @@ class KeyLimits:
 class KeyBudget:
     """The state of one key: a bucket per limit and the count of its open requests."""
 
-    __slots__ = ("_requests", "_tokens", "concurrency", "limited", "open")
+    __slots__ = ("_burst", "_requests", "_tokens", "concurrency", "limited", "open")
 
     def __init__(self, limits: KeyLimits) -> None:
         self.concurrency = limits.concurrency
@@ -41,6 +41,7 @@ class KeyBudget:
             self._tokens.append(Bucket(tpm, MINUTE))
         if tps is not None:
             self._tokens.append(Bucket(tps, SECOND, burst=int(tps * limits.burst_s)))
+        self._burst = min((bucket.burst for bucket in self._tokens), default=0)
         self.limited = self._requests is not None or bool(self._tokens) or self.concurrency is not None
 
     def check(self, demand: Demand, expected_completion_ns: int, now: Instant) -> Refusal | None:
@@ -52,10 +53,19 @@ class KeyBudget:
         if requests is not None and (wait := requests.wait_ns(1, now)):
             retry = None if wait >= FOREVER else wait
             return Refusal(ShedReason.KEY_REQUESTS, retry, requests.limit, requests.remaining(now), "requests/min")
-        for bucket in self._tokens:
-            if wait := bucket.wait_ns(demand.reserved, now):
-                return self._token_refusal(bucket, demand, wait, now)
+        if self._tokens:
+            price = self._price(demand)
+            for bucket in self._tokens:
+                if wait := bucket.wait_ns(price, now):
+                    return self._token_refusal(bucket, demand, wait, now)
         return None
+
+    def _price(self, demand: Demand) -> int:
+        """Tokens to reserve. A guessed output takes no more than one burst can pay, else it would never fit."""
+        price = demand.reserved
+        if price > self._burst and demand.output_guessed:
+            return max(demand.input_tokens, self._burst)
+        return price
 
     @staticmethod
     def _token_refusal(bucket: Bucket, demand: Demand, wait: int, now: Instant) -> Refusal:
@@ -70,16 +80,18 @@ class KeyBudget:
         self.open += 1
         if self._requests is not None:
             self._requests.charge(1, now)
-        for bucket in self._tokens:
-            bucket.charge(demand.reserved, now)
+        if self._tokens:
+            price = self._price(demand)
+            for bucket in self._tokens:
+                bucket.charge(price, now)
 
     def settle(self, demand: Demand, used_tokens: int, now: Instant) -> None:
         """End one request: give the place back and move the reservation to what was really used."""
         self.open -= 1
         assert self.open >= 0, "quota: a request was settled twice"
-        # Usage is an engine's word: a negative one would mint tokens.
-        difference = (used_tokens if used_tokens > 0 else 0) - demand.reserved
-        if difference:
+        if self._tokens:
+            # Usage is an engine's word: a negative one would mint tokens.
+            difference = (used_tokens if used_tokens > 0 else 0) - self._price(demand)
             for bucket in self._tokens:
                 bucket.settle(difference, now)
 
