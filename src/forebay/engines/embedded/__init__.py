@@ -35,7 +35,8 @@ def build(
     """The engine, not started. The weights are fetched first when no path is given and they are not in the cache.
 
     `slots` sequences run at once, each of at most `context` tokens. `threads` is how many CPU threads the model uses,
-    by default all that this process may; it must be given before NumPy is imported, which reads it only then.
+    by default all that this process may. Call it before NumPy is imported: BLAS reads only then that it is to leave
+    the threads to the engine, and is left alone with its own (slower) otherwise.
 
     Raises:
         UsageError: a number out of range, or a path that is no file.
@@ -50,12 +51,13 @@ def build(
     if importlib.util.find_spec("numpy") is None:
         raise EngineError("the embedded engine needs NumPy: install it with `pip install 'forebay[embedded]'`")
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if threads is not None and "numpy" not in sys.modules:
-        for variable in _THREAD_VARIABLES:
-            os.environ[variable] = str(threads)
+    threads = min(threads or available, available)
     path = Path(model_path) if model_path is not None else _weights()
     if not path.is_file():
         raise UsageError(f"model file {path} does not exist or is no file")
+
+    if not pin_blas():
+        threads = 1
 
     from forebay.engines.embedded.engine import MODEL_ID, EmbeddedEngine
 
@@ -63,9 +65,16 @@ def build(
         path,
         slots=slots,
         context=context,
-        threads=min(threads or available, available),
+        threads=threads,
         model_id=MODEL_ID if model_path is None else path.stem.lower(),
     )
+
+
+def pin_blas() -> bool:
+    """Keeps NumPy's BLAS to one thread; false when NumPy is imported already and was not kept to one."""
+    if "numpy" not in sys.modules:
+        os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+    return os.environ.get("OPENBLAS_NUM_THREADS") == "1"
 
 
 def _weights() -> Path:

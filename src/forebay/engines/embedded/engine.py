@@ -13,16 +13,16 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeVarTuple, Unpack
 
 from forebay.engines.embedded.gguf import GgufFile
-from forebay.engines.embedded.metrics import Metrics, Observed
 from forebay.engines.embedded.model import Model, Shape, load_weights
 from forebay.engines.embedded.sampling import choose
 from forebay.engines.embedded.scheduler import Event, Finished, Scheduler, Sequence, Shown, Span, Want
 from forebay.engines.embedded.tokenizer import Detokenizer, PromptError, PromptTooLongError, Tokenizer
+from forebay.engines.serving.metrics import EngineMetrics
 from forebay.engines.serving.stop import StopMatcher
 from forebay.errors import EngineError
 
@@ -90,6 +90,24 @@ class _Live:
     last_token_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What the worker tells after a step: its results, and its counts since the start."""
+
+    events: list[Event] = field(default_factory=list)
+    admitted: list[str] = field(default_factory=list)
+    """Ids of the jobs that got their slot for this step."""
+    batch: int = 0
+    """Sequences in the step; 0 when there was none."""
+    began_s: float = 0.0
+    took_s: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    cache_usage: float = 0.0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
 class EmbeddedEngine:
     """Serves one GGUF model; implements `ServedEngine`.
 
@@ -113,8 +131,8 @@ class EmbeddedEngine:
         self._limit = slots + max_waiting
         self._scheduler = Scheduler(slots, context, max_waiting=self._limit)
         self._inbox = _Inbox()
-        self._metrics = Metrics(model_id, slots)
-        self._observed = Observed()
+        self._metrics = EngineMetrics(model_id)
+        self._report = _Report()
         self._live: dict[str, _Live] = {}
         self._tokenizer: Tokenizer | None = None
         self._thread: threading.Thread | None = None
@@ -188,11 +206,21 @@ class EmbeddedEngine:
 
     def abort(self, job_id: str) -> None:
         if self._live.pop(job_id, None) is not None:
-            self._metrics.finished("abort")
+            self._metrics.finished["abort"] += 1
             self._inbox.post(("abort", job_id))
 
     def metrics(self) -> str:
-        return self._metrics.render(self._observed)
+        report, metrics = self._report, self._metrics
+        metrics.prompt_tokens = report.prompt_tokens
+        metrics.generation_tokens = report.generated_tokens
+        return metrics.text(
+            running=report.running,
+            # Jobs that the worker has not seen yet wait as well.
+            waiting=max(report.waiting, len(self._live) - report.running),
+            kv_usage=report.cache_usage,
+            max_batch=self._scheduler.slots,
+            cache_config={"block_size": "1", "num_gpu_blocks": str(self._scheduler.slots * self.max_model_len)},
+        )
 
     def _sequence(self, job: Job, tokenizer: Tokenizer) -> Sequence:
         generates = job.kind != "embedding"
@@ -217,16 +245,27 @@ class EmbeddedEngine:
             draw=(job.temperature, Random(job.seed)) if job.temperature > 0 else None,
         )
 
-    def _deliver(self, events: list[Event], observed: Observed) -> None:
+    def _deliver(self, report: _Report) -> None:
         """Hands a step's results to the sinks; those of jobs that have left go nowhere."""
         now = time.monotonic()
-        self._observed = observed
-        for event in events:
+        metrics = self._metrics
+        self._report = report
+        if report.batch:
+            metrics.busy_s += report.took_s
+            metrics.steps += 1
+            metrics.batch_seqs += report.batch
+        for job_id in report.admitted:
+            if (live := self._live.get(job_id)) is not None:
+                metrics.queue_s.observe(max(0.0, report.began_s - live.arrived_s))
+        for event in report.events:
             live = self._live.get(event.id)
             if live is None:
                 continue
             if isinstance(event, Shown):
-                self._metrics.token(now - (live.last_token_s or live.arrived_s), first=live.last_token_s == 0.0)
+                if live.last_token_s:
+                    metrics.itl_s.observe(now - live.last_token_s)
+                else:
+                    metrics.ttft_s.observe(now - live.arrived_s)
                 live.last_token_s = now
                 live.sink.token(event.text)
             else:
@@ -234,7 +273,8 @@ class EmbeddedEngine:
 
     def _end(self, event: Finished, live: _Live, now: float) -> None:
         del self._live[event.id]
-        self._metrics.finished(event.reason, now - live.arrived_s)
+        self._metrics.finished[event.reason] += 1
+        self._metrics.e2e_s.observe(now - live.arrived_s)
         if event.vector is not None:
             live.sink.vector(event.vector, event.prompt_tokens)
         else:
@@ -272,7 +312,6 @@ class EmbeddedEngine:
 
     def _serve(self, model: Model) -> None:
         scheduler = self._scheduler
-        busy_s, steps, sequences = 0.0, 0, 0
         while True:
             for name, argument in self._inbox.take(wait=not scheduler.has_work):
                 if name == "stop":
@@ -282,33 +321,29 @@ class EmbeddedEngine:
                 else:
                     scheduler.abort(argument)
             spans = scheduler.plan()
-            if not spans:
-                # The last abort left nothing to do, and no step will show it.
-                self._tell(self._deliver, [], self._observe(busy_s, steps, sequences))
-                continue
-            started = time.perf_counter()
-            events = self._step(model, spans)
-            busy_s += time.perf_counter() - started
-            steps += 1
-            sequences += len(spans)
-            self._tell(self._deliver, events, self._observe(busy_s, steps, sequences))
+            began_s = time.monotonic()
+            # No spans: an abort left nothing to do, and only this report will show it.
+            events = self._step(model, spans) if spans else []
+            self._tell(self._deliver, self._account(spans, events, began_s))
 
     def _step(self, model: Model, spans: list[Span]) -> list[Event]:
         result = model.forward(spans)
         tokens = choose(result.logits, [span.sequence.draw for span in spans if span.want is Want.TOKEN])
         return self._scheduler.commit(spans, tokens, [each.tolist() for each in result.sums])
 
-    def _observe(self, busy_s: float, steps: int, sequences: int) -> Observed:
+    def _account(self, spans: list[Span], events: list[Event], began_s: float) -> _Report:
         scheduler = self._scheduler
-        return Observed(
+        return _Report(
+            events=events,
+            admitted=[span.sequence.id for span in spans if span.start == 0],
+            batch=len(spans),
+            began_s=began_s,
+            took_s=time.monotonic() - began_s,
             running=scheduler.running,
             waiting=scheduler.waiting,
             cache_usage=scheduler.cache_usage,
             prompt_tokens=scheduler.totals.prompt_tokens,
             generated_tokens=scheduler.totals.generated_tokens,
-            busy_s=busy_s,
-            steps=steps,
-            sequences=sequences,
         )
 
     def _tell(self, call: Callable[[Unpack[Args]], None], *args: *Args) -> None:

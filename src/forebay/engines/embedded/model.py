@@ -10,14 +10,15 @@ faster on `weights @ activations` than on the transposed product.
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from forebay.engines.embedded.parallel import Linear, Team
 from forebay.engines.embedded.scheduler import Want
 from forebay.errors import EngineError
 
@@ -35,9 +36,8 @@ if TYPE_CHECKING:
 _BRIDGED_SLOTS: Final = 3
 """Unused slots that attention computes in vain rather than to start another run of slots."""
 
-_STACKED_ROWS: Final = 32
-_STACKED_SIZE: Final = 2048
-_STACKED_BLOCK: Final = 32
+_SHARED_POSITIONS: Final = 1024
+"""Cached positions from which a run's attention is shared between threads."""
 
 _MASKED: Final = np.float32(-1e30)
 
@@ -208,37 +208,6 @@ class _Step:
     prompts: list[_Prompt]
 
 
-class Linear:
-    """Products of weights, [out, in], and a step's activations, [in, rows].
-
-    A product of few rows is bound by reading the weights. BLAS first copies them into its own packed layout, unless the
-    product is so small that packing cannot pay; so a large matrix is multiplied as a stack of small ones, by two
-    threads of ours (BLAS runs products that small on the caller's thread).
-    """
-
-    def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(1, "forebay-linear") if threads > 1 else None
-
-    def __call__(self, weights: Floats, activations: Floats) -> Floats:
-        """[out, rows]"""
-        size, rows = len(weights), activations.shape[1]
-        if rows == 1:
-            return (weights @ activations[:, 0])[:, None]
-        if self._pool is None or rows > _STACKED_ROWS or size < _STACKED_SIZE or size % _STACKED_BLOCK:
-            return weights @ activations
-        stack = weights.reshape(-1, _STACKED_BLOCK, weights.shape[1])
-        out = np.empty((len(stack), _STACKED_BLOCK, rows), np.float32)
-        half = len(stack) // 2
-        other = self._pool.submit(np.matmul, stack[:half], activations, out[:half])
-        np.matmul(stack[half:], activations, out=out[half:])
-        other.result()
-        return out.reshape(size, rows)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-
-
 class Model:
     """Weights and a KV cache of `slots` sequences of `context` positions.
 
@@ -255,10 +224,11 @@ class Model:
         angles = np.outer(1.0 / shape.rope_base**half, np.arange(context))
         self._cosine, self._sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         self._epsilon = np.float32(shape.norm_epsilon)
-        self._linear = Linear(threads)
+        self._team = Team(threads)
+        self._linear = Linear(self._team, weights.layers[0].gate_up)
 
     def close(self) -> None:
-        self._linear.close()
+        self._team.close()
 
     def forward(self, spans: Sequence[Span]) -> StepResult:
         """Runs the spans through the model and into the cache.
@@ -321,7 +291,7 @@ class Model:
             positions=positions,
             cosine=self._cosine[:, positions],
             sine=self._sine[:, positions],
-            runs=_runs(sorted(single), positions),
+            runs=_runs(sorted(single), positions, self._team.size),
             prompts=prompts,
         )
 
@@ -339,11 +309,23 @@ class Model:
         keys[step.slots, :, step.positions] = by_row[:, shape.heads :]
         values[step.slots, :, step.positions] = mixed[split:].reshape(shape.kv_heads, -1, rows).transpose(2, 0, 1)
         out = np.empty((rows, shape.kv_heads, shape.heads // shape.kv_heads, shape.head_width), np.float32)
-        for run in step.runs:
-            _attend_run(run, queries, keys, values, step.slots, out)
+        if len(step.runs) > 1 and self._team.size > 1:
+            self._attend_shared(step, queries, keys, values, out)
+        else:
+            for run in step.runs:
+                _attend_run(run, queries, keys, values, step.slots, out)
         for prompt in step.prompts:
             _attend_prompt(prompt, queries, keys, values, out)
         return np.ascontiguousarray(out.reshape(rows, shape.width).T)
+
+    def _attend_shared(self, step: _Step, queries: Floats, keys: Floats, values: Floats, out: Floats) -> None:
+        for start in range(0, len(step.runs), self._team.size):
+            self._team.share(
+                [
+                    functools.partial(_attend_run, run, queries, keys, values, step.slots, out)
+                    for run in step.runs[start : start + self._team.size]
+                ]
+            )
 
 
 def _attend_run(run: _Run, queries: Floats, keys: Floats, values: Floats, slots: Ints, out: Floats) -> None:
@@ -370,11 +352,17 @@ def _attend_prompt(prompt: _Prompt, queries: Floats, keys: Floats, values: Float
     out[prompt.columns] = found.transpose(2, 0, 1, 3)
 
 
-def _runs(single: list[tuple[int, int]], positions: Ints) -> list[_Run]:
-    """Groups (slot, row) pairs, sorted by slot, into runs of slots with small gaps at most."""
+def _runs(single: list[tuple[int, int]], positions: Ints, threads: int) -> list[_Run]:
+    """Groups (slot, row) pairs, sorted by slot, into runs of slots with small gaps at most.
+
+    Where there is much to attend to, there are at least as many runs as threads to share them.
+    """
     groups: list[list[tuple[int, int]]] = []
+    most = len(single)
+    if sum(int(positions[row]) + 1 for _, row in single) >= _SHARED_POSITIONS:
+        most = -(-most // threads)
     for slot, row in single:
-        if groups and slot - groups[-1][-1][0] <= _BRIDGED_SLOTS + 1:
+        if groups and len(groups[-1]) < most and slot - groups[-1][-1][0] <= _BRIDGED_SLOTS + 1:
             groups[-1].append((slot, row))
         else:
             groups.append([(slot, row)])

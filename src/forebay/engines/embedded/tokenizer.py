@@ -106,8 +106,7 @@ class Tokenizer:
         ]
         missing = [character for character in self._alphabet if character not in self._id]
         self._unknown = missing and f"the vocabulary lacks {len(missing)} of the 256 bytes"
-        # No word has fewer tokens than this many bytes each, which refuses a huge prompt before any work on it.
-        self.longest_token_bytes = max(map(len, self._bytes), default=1) or 1
+        self._longest_token_bytes = max(map(len, self._bytes), default=1) or 1
         self._cached_word = functools.lru_cache(_CACHED_WORDS)(self._merge)
         _numeric_splitter()
 
@@ -137,10 +136,10 @@ class Tokenizer:
             PromptTooLongError: as soon as there are more than `limit`.
             PromptError: the vocabulary cannot spell the text.
         """
+        if limit is not None and len(text) > limit * self._longest_token_bytes:
+            raise PromptTooLongError  # a huge text is refused before any work on it
         ids: list[int] = []
         for word in _split(text):
-            if limit is not None and len(word) > (limit - len(ids)) * self.longest_token_bytes:
-                raise PromptTooLongError
             ids.extend(self._cached_word(word) if len(word) <= _CACHED_WORD_CHARS else self._merge(word))
             if limit is not None and len(ids) > limit:
                 raise PromptTooLongError
