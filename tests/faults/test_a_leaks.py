@@ -28,6 +28,7 @@ from .rig import (
     config_for,
     eventually,
     in_parallel,
+    key,
     marker,
     scripts,
 )
@@ -36,10 +37,6 @@ from .rig.gateway import wait_until
 from .rig.scripts import Do
 
 PATIENT: dict[str, Any] = {"mode": "hybrid", "wait_budget_ms": 30_000}  # whoever fits in the queue waits for a slot
-
-
-def key(name: str, **limits: float) -> dict[str, Any]:
-    return {"id": name, "secret": f"sk-{name}", "limits": limits}
 
 
 def remaining_tokens(answer: Answer) -> int:

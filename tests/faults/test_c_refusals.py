@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import anthropic
@@ -29,11 +29,11 @@ from .rig import (
     config_for,
     eventually,
     in_parallel,
+    key,
     marker,
     scripts,
 )
 from .rig.gateway import wait_until
-from .test_a_leaks import key
 
 REFUSALS = [(reason, stream) for reason in STATUS for stream in (False, True)]
 IDS = [f"{reason}{'-stream' if stream else ''}" for reason, stream in REFUSALS]
@@ -284,8 +284,7 @@ def test_c08_refusing_is_cheap(backend: FakeBackend, start_gateway: StartGateway
         with RawClient(gateway.port) as client:
             client.request(chat(stream=True))
             assert client.read_head().status == 200
-            for _ in client.events():
-                arrivals.append(time.monotonic())
+            arrivals.extend(time.monotonic() for _ in client.events())
 
     def refusals(worker: int) -> list[float]:
         took = []
@@ -306,7 +305,7 @@ def test_c08_refusing_is_cheap(backend: FakeBackend, start_gateway: StartGateway
     wall, cpu = time.monotonic() - start, gateway.cpu_s() - cpu_before
     ended = time.monotonic()
     reader.join()
-    gaps = [(b, b - a) for a, b in zip(arrivals, arrivals[1:], strict=False)]
+    gaps = [(b, b - a) for a, b in pairwise(arrivals)]
     quiet = [gap for at, gap in gaps if at < start]
     loaded = [gap for at, gap in gaps if start <= at < ended]
     assert len(backend.calls) == 1, "a refused request never reaches the backend"

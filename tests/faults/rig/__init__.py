@@ -3,7 +3,7 @@
 from . import scripts
 from .backend import Call, FakeBackend, Script
 from .client import Answer, EndedShortError, Head, RawClient, ask, chat, marker
-from .gateway import GatewayProcess, config_for
+from .gateway import GatewayProcess, config_for, key
 from .waiting import eventually, in_parallel
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "config_for",
     "eventually",
     "in_parallel",
+    "key",
     "marker",
     "scripts",
 ]

@@ -58,6 +58,11 @@ def config_for(
     return config
 
 
+def key(name: str, **limits: float) -> dict[str, Any]:
+    """A static key `sk-NAME` with these limits."""
+    return {"id": name, "secret": f"sk-{name}", "limits": limits}
+
+
 class GatewayProcess:
     """One gateway. Stopping it checks that it ends well: exit status 0 and no traceback."""
 
