@@ -231,6 +231,7 @@ class Pipeline:
         if mode is Mode.BACKPRESSURE and request.deadline is None:
             return None
         forecast = pool.forecast
+        forecast.decay(now)
         rate = pool.drain_rate(now)
         predicted = forecast.predict_ns(len(pool.queue) + 1, rate)
         budget = forecast.budget_ns(rate) if mode is Mode.HYBRID else pool.config.hold_ns

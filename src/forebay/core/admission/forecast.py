@@ -3,10 +3,12 @@
 A request that would be k-th in line waits for k slot releases. With releases at rate D the wait is about k / D; its
 upper tail for near-Poisson releases is (k / D) * (1 + z / sqrt(k)). The tracker scales that by c, moved so that a
 stated share of those that met a queue (1 %) waits longer than the budget: up by `eta` on each late one, down by
-`eta * target` on each that was in time. With no queue to learn from, c decays towards 1.
+`eta * target` on each that was in time. With no queue to learn from, c fades towards 1; the gate asks for that, since
+a c that admits nobody to the queue is never corrected by an observation.
 
-D is counted from the releases of the last two seconds; with fewer than four it is taken from Little's law
-(leases open / mean service time). Without either nothing is predicted and only the depth gate guards.
+D is counted from the releases of the last two seconds. When these are fewer than four, or began only a moment ago
+(a burst after idleness), the window says too little and D is taken from Little's law (leases open / mean service
+time). Without either nothing is predicted and only the depth gate guards.
 A budget shorter than the time of a slot would admit nobody to the queue, so it is raised to a few slots.
 """
 
@@ -45,6 +47,7 @@ class WaitForecast:
         self._releases: deque[Instant] = deque(maxlen=RELEASES_KEPT)
         self._service_ns = 0.0  # running mean of lease durations
         self._observed_at: Instant = 0
+        self._faded_at: Instant = 0
 
     def released(self, opened: Instant, now: Instant) -> None:
         """A lease ended: a slot is free."""
@@ -59,16 +62,18 @@ class WaitForecast:
 
     def drain_rate(self, in_flight: int, now: Instant) -> float:
         """Slot releases per second; 0.0 when nothing is known."""
-        releases, since = self._releases, now - self.config.window_ns
+        window = self.config.window_ns
+        releases, since = self._releases, now - window
         while releases and releases[0] < since:
             releases.popleft()
-        if len(releases) >= self.config.releases_min:
-            # A window that is not yet full is measured from its first release.
-            span = self.config.window_ns if len(releases) < RELEASES_KEPT else max(1, now - releases[0])
-            return len(releases) * SECOND / span
+        if len(releases) == RELEASES_KEPT:  # too many to keep a whole window of
+            return len(releases) * SECOND / max(1, now - releases[0])
+        counted = len(releases) * SECOND / window
+        if len(releases) >= self.config.releases_min and (releases[0] - since) * 4 <= window:
+            return counted
         if self._service_ns and in_flight:
             return in_flight * SECOND / self._service_ns
-        return 0.0
+        return counted if len(releases) >= self.config.releases_min else 0.0
 
     def budget_ns(self, rate: float) -> int:
         """The wait budget in force: the configured one, raised to a few slots when it is shorter than that."""
@@ -87,13 +92,15 @@ class WaitForecast:
     def observe(self, late: bool, now: Instant) -> None:
         """Learn from a request that met a queue: did it wait longer than its budget?"""
         self.decay(now)
+        self._observed_at = now
         error = (1.0 if late else 0.0) - self.config.late_share
         self.correction = min(20.0, max(0.2, self.correction * exp(self.config.step * error)))
 
     def decay(self, now: Instant) -> None:
-        """Forget towards 1 while there is nothing to observe."""
-        idle = now - self._observed_at
-        if idle > SECOND:
-            keep = 0.5 ** (idle / self.config.decay_half_life_ns)
-            self.correction = 1.0 + (self.correction - 1.0) * keep
-        self._observed_at = now
+        """Fade towards 1 while there is nothing to observe. Cheap enough to ask at every verdict."""
+        since = max(self._observed_at, self._faded_at)
+        if now - since <= SECOND:
+            return
+        keep = 0.5 ** ((now - since) / self.config.decay_half_life_ns)
+        self.correction = 1.0 + (self.correction - 1.0) * keep
+        self._faded_at = now

@@ -1,0 +1,123 @@
+"""The predicted wait: its formula, its release rate, its budget and its tracker."""
+
+from __future__ import annotations
+
+from math import exp, sqrt
+
+import pytest
+
+from forebay.core.admission.forecast import ForecastConfig, WaitForecast
+from forebay.core.instant import MILLISECOND, SECOND
+
+CONFIG = ForecastConfig()
+
+
+@pytest.fixture
+def forecast() -> WaitForecast:
+    return WaitForecast(CONFIG)
+
+
+def releases(forecast: WaitForecast, every_ns: int, start: int, end: int, held_ns: int) -> None:
+    for at in range(start, end, every_ns):
+        forecast.released(at - held_ns, at)
+
+
+@pytest.mark.parametrize("position", [1, 2, 10, 100])
+@pytest.mark.parametrize("rate", [0.5, 20.0, 3_000.0])
+def test_formula(forecast: WaitForecast, position: int, rate: float) -> None:
+    expected = position / rate * (1 + 1.28 / sqrt(position)) * SECOND
+    assert forecast.predict_ns(position, rate) == pytest.approx(expected, abs=1)
+    forecast.correction = 3.0
+    assert forecast.predict_ns(position, rate) == pytest.approx(3 * expected, abs=3)
+
+
+def test_nothing_is_predicted_from_nothing(forecast: WaitForecast) -> None:
+    """D-13: an untrained forecast refuses nobody."""
+    assert forecast.drain_rate(0, 0) == forecast.drain_rate(8, SECOND) == 0.0
+    assert forecast.predict_ns(5, 0.0) == forecast.predict_ns(0, 10.0) == 0
+    assert forecast.service_ns == 0
+    assert forecast.budget_ns(0.0) == CONFIG.wait_budget_ns
+
+
+def test_rate_is_counted_over_the_window(forecast: WaitForecast) -> None:
+    releases(forecast, 25 * MILLISECOND, 0, 5 * SECOND, SECOND)
+    assert forecast.drain_rate(40, 5 * SECOND) == pytest.approx(40.0, rel=0.03)
+    assert forecast.service_ns == SECOND
+
+
+@pytest.mark.parametrize(
+    ("releases_seen", "in_flight", "rate"), [(1, 10, 20.0), (3, 10, 20.0), (3, 0, 0.0), (3, 1, 2.0)]
+)
+def test_a_thin_window_is_filled_by_littles_law(
+    forecast: WaitForecast, releases_seen: int, in_flight: int, rate: float
+) -> None:
+    for number in range(releases_seen):
+        forecast.released(number, number + SECOND // 2)
+    assert forecast.drain_rate(in_flight, SECOND) == pytest.approx(rate)
+
+
+def test_a_burst_after_idleness_is_not_judged_by_an_empty_window(forecast: WaitForecast) -> None:
+    """Ten releases in the first quarter second are forty a second, not five."""
+    releases(forecast, 25 * MILLISECOND, 0, 3 * SECOND, 200 * MILLISECOND)
+    releases(forecast, 25 * MILLISECOND, 60 * SECOND, 60 * SECOND + 250 * MILLISECOND, 200 * MILLISECOND)
+    assert forecast.drain_rate(8, 60 * SECOND + 250 * MILLISECOND) == pytest.approx(40.0, rel=0.1)
+
+
+def test_a_batch_that_ends_at_once_is_no_endless_rate(forecast: WaitForecast) -> None:
+    for _ in range(32):
+        forecast.released(0, 100 * MILLISECOND)
+    assert forecast.drain_rate(32, 100 * MILLISECOND) == pytest.approx(320.0)
+
+
+def test_a_very_fast_engine_is_counted_right(forecast: WaitForecast) -> None:
+    releases(forecast, 100_000, 0, 3 * SECOND, MILLISECOND)
+    assert forecast.drain_rate(10, 3 * SECOND) == pytest.approx(10_000, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rate", "budget_ms"),
+    [(1_000.0, 50), (60.0, 50), (59.0, 50.847), (30.0, 100), (4.0, 750), (3.0, 1_000), (0.01, 1_000)],
+)
+def test_budget_has_a_floor_of_three_slots_and_a_ceiling(forecast: WaitForecast, rate: float, budget_ms: float) -> None:
+    assert forecast.budget_ns(rate) / MILLISECOND == pytest.approx(budget_ms, rel=1e-3)
+
+
+def test_tracker_moves_by_the_pinball_step_and_stays_in_its_bounds(forecast: WaitForecast) -> None:
+    forecast.observe(True, 1)
+    assert forecast.correction == pytest.approx(exp(0.02 * 0.99))
+    forecast.observe(False, 2)
+    assert forecast.correction == pytest.approx(exp(0.02 * 0.98))
+    for _ in range(1_000):
+        forecast.observe(True, 3)
+    assert forecast.correction == 20.0
+    for _ in range(100_000):
+        forecast.observe(False, 4)
+    assert forecast.correction == 0.2
+
+
+def test_tracker_rests_where_one_in_a_hundred_is_late(forecast: WaitForecast) -> None:
+    forecast.observe(False, 0)
+    start = forecast.correction
+    for number in range(100 * 50):
+        forecast.observe(number % 100 == 0, number)
+    assert forecast.correction == pytest.approx(start, rel=0.03)
+
+
+@pytest.mark.parametrize("asked_every_ns", [100 * MILLISECOND, 5 * SECOND, 60 * SECOND])
+@pytest.mark.parametrize("pinned", [20.0, 0.2])
+def test_correction_fades_while_nobody_queues(forecast: WaitForecast, pinned: float, asked_every_ns: int) -> None:
+    """A tracker pinned by a stall admits nobody to the queue, so it must not wait for an observation to fade."""
+    forecast.observe(True, 0)
+    forecast.correction = pinned
+    for at in range(0, 60 * SECOND + 1, asked_every_ns):
+        forecast.decay(at)
+    assert forecast.correction == pytest.approx(1 + (pinned - 1) / 2, rel=0.03)
+
+
+def test_observations_hold_off_the_fading(forecast: WaitForecast) -> None:
+    forecast.correction = 10.0
+    for number in range(1_000):
+        now = number * 100 * MILLISECOND
+        forecast.decay(now)
+        forecast.observe(number % 100 == 0, now)
+    assert forecast.correction == pytest.approx(10.0, rel=0.05)
