@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from rich.console import Console
 from forebay.errors import UsageError
 from forebay.load.attack import Plan, attack
 from forebay.load.campaign import Load, plan_for
+from forebay.load.observe import first_model
 from forebay.load.retry import CLIENTS
 from forebay.load.workload import Sizes, Workload, parse_keys
 from forebay.report.live import LiveLine
@@ -45,7 +47,7 @@ ARRIVALS = ("poisson", "bursty", "gamma", "constant", "ramp", "trace")
     "--trace", "trace", type=click.Path(path_type=Path, dir_okay=False), help="trace: CSV file, plain or .gz."
 )
 @click.option("--speed", type=float, default=1.0, show_default=True, metavar="X", help="trace: how much faster.")
-@click.option("--model", default="default", show_default=True, help="Model name in the requests.")
+@click.option("--model", metavar="M", help="Model name in the requests (default: the first that the target lists).")
 @click.option("--route", type=click.Choice(("chat", "completions", "embeddings")), default="chat", show_default=True)
 @click.option("--stream/--no-stream", default=True, show_default=True)
 @click.option("--prompt-tokens", default="32", show_default=True, metavar="N|A-B|~M/CV", help="Length of prompts.")
@@ -95,7 +97,7 @@ def command(
     prompt_tokens: str,
     output_tokens: str,
     route: str,
-    model: str,
+    model: str | None,
     stream: bool,
     ignore_eos: bool,
     keys: tuple[str, ...],
@@ -120,13 +122,14 @@ def command(
     forebay bench --target direct=http://127.0.0.1:8000 --target gated=http://127.0.0.1:8080 --rate 20
     """
     load = Load(**load_options)  # type: ignore[arg-type]
+    callers = parse_keys(keys)
     workload = Workload(
         route=route,  # type: ignore[arg-type]
-        model=model,
+        model=model or "",
         stream=stream,
         prompt_tokens=Sizes.parse(prompt_tokens),
         output_tokens=Sizes.parse(output_tokens),
-        keys=parse_keys(keys),
+        keys=callers,
         priority=priority,
         deadline_ms=deadline_ms,
         ignore_eos=ignore_eos,
@@ -145,6 +148,8 @@ def command(
         )
         for target in targets
     ]
+    if model is None:
+        plans = [replace(plan, workload=replace(workload, model=_model_of(plan))) for plan in plans]
     to_stdout = json_path is not None and str(json_path) == "-"
     for path in (json_path, html_path):
         if path is not None and str(path) != "-":
@@ -157,7 +162,7 @@ def command(
         results,
         runs,
         title=f"Load test of {', '.join(plan.header.mode for plan in plans)}",
-        summary=[f"{plans[0].header.workload}. {load.describe()}."],
+        summary=[f"{plans[0].header.workload}."],
         json_path=None if to_stdout else json_path,
         html_path=html_path,
     )
@@ -171,6 +176,11 @@ def command(
     if all(run.counts.completed + run.counts.shed + run.counts.evicted == 0 for run in results.runs):
         first = next((record.error for run in runs for record in run.requests if record.error), "no answer")
         raise UsageError(f"no request was answered: {first}")
+
+
+def _model_of(plan: Plan) -> str:
+    keys = plan.workload.keys
+    return first_model(plan.target, keys[0].secret if keys else "")
 
 
 def _run_all(plans: list[Plan], folder: Path, console: Console, *, quiet: bool) -> list[RunRecords]:

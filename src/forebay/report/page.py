@@ -74,7 +74,8 @@ def _text(static: object, name: str) -> str:
 def _environment_line(results: Results) -> str:
     environment = results.environment
     seeds = ", ".join(sorted({str(run.seed) for run in results.runs}))
-    return f"{environment.machine}, {environment.cpus} CPUs · commit {environment.commit} · {environment.at} · seed {seeds}"
+    parts = [environment.machine, f"{environment.cpus} CPUs", f"commit {environment.commit}", environment.at]
+    return " · ".join([*parts, f"seed {seeds}"])
 
 
 def _table(runs: Sequence[RunResult]) -> str:
@@ -98,7 +99,7 @@ def _outcomes(runs: Sequence[RunResult]) -> str:
         refused = ", ".join(f"{reason} {number}" for reason, number in run.shed_by_reason.items()) or "none"
         ended = f"{counts.completed} completed + {counts.shed} shed + {counts.evicted} evicted"
         lost = f"{counts.cancelled} cancelled + {counts.failed} failed"
-        aside = f"refusals: {refused}; {run.policy}; {run.workload}"
+        aside = f"refusals: {refused}; {run.policy}"
         lines.append(
             f"<li><b>{escape(run.mode)}</b>: {counts.offered} offered = {ended} + {lost} "
             f"<span>({escape(aside)})</span></li>"

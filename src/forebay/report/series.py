@@ -9,7 +9,7 @@ from itertools import pairwise
 import msgspec
 
 from forebay.report.records import EngineSample, RunRecords
-from forebay.report.results import latency_ms
+from forebay.report.results import latency_ms, ttft_ms
 from forebay.report.statistics import percentile
 
 TARGET_BINS = 240
@@ -29,6 +29,8 @@ class Series(msgspec.Struct):
     at_s: list[float]
     latency_p50: Curve
     latency_p99: Curve
+    ttft_p50: Curve
+    ttft_p99: Curve
     queue_p50: Curve
     queue_p99: Curve
     in_flight: Curve
@@ -52,6 +54,7 @@ def series(run: RunRecords, until_s: float | None = None) -> Series:
     width = bin_width_s(end_s)
     bins = max(1, math.ceil(end_s / width))
     latency: list[list[float]] = [[] for _ in range(bins)]
+    ttft: list[list[float]] = [[] for _ in range(bins)]
     queue: list[list[float]] = [[] for _ in range(bins)]
     offered, completed, refused, lost = ([0] * bins for _ in range(4))
     for record in run.requests:
@@ -61,6 +64,9 @@ def series(run: RunRecords, until_s: float | None = None) -> Series:
         if record.outcome == "completed":
             completed[ended] += 1
             latency[meant].append(latency_ms(record))
+            first = ttft_ms(record)
+            if first is not None:
+                ttft[meant].append(first)
             if record.queue_wait_ms is not None:
                 queue[meant].append(record.queue_wait_ms)
         elif record.outcome in {"shed", "evicted"}:
@@ -73,6 +79,8 @@ def series(run: RunRecords, until_s: float | None = None) -> Series:
         at_s=[round((index + 0.5) * width, 3) for index in range(bins)],
         latency_p50=_percentiles(latency, 0.5),
         latency_p99=_percentiles(latency, 0.99),
+        ttft_p50=_percentiles(ttft, 0.5),
+        ttft_p99=_percentiles(ttft, 0.99),
         queue_p50=_percentiles(queue, 0.5),
         queue_p99=_percentiles(queue, 0.99),
         in_flight=_in_flight(run, bins, width),

@@ -16,7 +16,7 @@ COLUMNS = (
     "busy",
     "batch",
     "served/s",
-    "goodput/s",
+    "goodput",
     "shed",
     "wasted",
 )
@@ -61,15 +61,15 @@ def stretches(runs: Sequence[RunResult]) -> list[tuple[str, list[Figures]]]:
     if len(runs[0].phases) > 1:
         for index, phase in enumerate(runs[0].phases):
             parts.append((phase.name, [run.phases[index] for run in runs]))
-    parts.append(("the whole", list(runs)))
+    parts.append(("whole", list(runs)))
     return parts
 
 
 def comparison(runs: Sequence[RunResult]) -> Table:
     """Every phase and the whole, each with one line per run, so that the runs stand under one another."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
-    table.add_column("load")
-    table.add_column("mode", style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), expand=False)
+    table.add_column("load", no_wrap=True)
+    table.add_column("mode", style="bold", no_wrap=True)
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for name, figures in stretches(runs):
@@ -80,7 +80,7 @@ def comparison(runs: Sequence[RunResult]) -> Table:
 
 LEGEND = (
     "p50/p99: latency of completed requests from their intended send time. busy: share of time the engine computed. "
-    "batch: filled share of its batch while it did. goodput: completed within the objective. "
+    "batch: filled share of its batch while it did. goodput: completed within the objective, per second. "
     "shed: refused before or in the queue. wasted: tokens made for requests that were late or abandoned."
 )
 

@@ -197,12 +197,15 @@
 
   legend();
   overlay("Latency", "p50 full, p99 dashed, log scale", milliseconds, "latency_p50", "latency_p99", { log: true, floor: 0.1, objective: true });
+  overlay("First token", "p50 full, p99 dashed, log scale", milliseconds, "ttft_p50", "ttft_p99", { log: true, floor: 0.1 });
   overlay("Queue wait", "p50 full, p99 dashed, as the gateway reports it", milliseconds, "queue_p50", "queue_p99");
   overlay("In flight", "requests sent and not yet answered", number, "in_flight");
   overlay("Batch size", "sequences per engine step", number, "batch_size");
   overlay("Engine busy", "share of time the engine computed", percent, "busy", null, { top: 1.05 });
-  overlay("Batch occupancy", "filled share of the batch", percent, "batch", null, { top: 1.05 });
+  // An odd number of half-width plots leaves a hole: the last one takes the whole line.
+  if (holder.children.length % 2 === 1) holder.lastElementChild.classList.add("wide");
   stacks();
+  plots.forEach((entry) => entry.resize());
 
   let pending = 0;
   addEventListener("resize", () => { cancelAnimationFrame(pending); pending = requestAnimationFrame(() => plots.forEach((entry) => entry.resize())); });
