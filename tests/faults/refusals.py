@@ -165,23 +165,15 @@ def _busy(gateway: GatewayProcess, backend: FakeBackend, key: str) -> Iterator[R
 
 
 def _draining(collected: Collected, gateway: GatewayProcess, backend: FakeBackend) -> None:
-    with _waiting_clients(gateway) as clients:
-        mark = marker()
-        backend.by_marker[mark] = scripts.streams(scripts.deltas(2), every=0.7)
-        with RawClient(gateway.port) as running:
-            running.send(wire(chat(mark, stream=True), key="sk-free-secret"))
-            assert running.read_head().status == 200
-            gateway.signal(signal.SIGTERM)
-            eventually(lambda: gateway.snapshot()["draining"])
-            for stream, client in clients.items():
-                client.request(chat(stream=stream), key="sk-free-secret")
-                collected.answers["draining", stream] = client.read_answer()
-            assert list(running.events()) == [*scripts.deltas(2), scripts.DONE]
+    """New work that comes while the last stream is being finished."""
+    mark = marker()
+    backend.by_marker[mark] = scripts.streams(scripts.deltas(2), every=0.7)
+    with RawClient(gateway.port) as running:
+        running.send(wire(chat(mark, stream=True), key="sk-free-secret"))
+        assert running.read_head().status == 200
+        gateway.signal(signal.SIGTERM)
+        eventually(lambda: gateway.snapshot()["draining"])
+        for stream in (False, True):
+            collected.answers["draining", stream] = ask(gateway.port, chat(stream=stream), key="sk-free-secret")
+        assert list(running.events()) == [*scripts.deltas(2), scripts.DONE]
     gateway.process.wait(5)
-
-
-@contextmanager
-def _waiting_clients(gateway: GatewayProcess) -> Iterator[dict[bool, RawClient]]:
-    """Two connections that are open before the drain begins."""
-    with RawClient(gateway.port) as plain, RawClient(gateway.port) as streamed:
-        yield {False: plain, True: streamed}

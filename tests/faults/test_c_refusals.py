@@ -183,6 +183,15 @@ def test_c05_protocol_errors_have_the_shape_too(
     has_the_shape(answer)
 
 
+def test_c05_dead_engine_is_not_named(backend: FakeBackend, start_gateway: StartGateway) -> None:
+    """Control routes meet the engine without a queue before it; their errors say nothing of its address either."""
+    gateway = start_gateway(config_for(backend))
+    backend.die()
+    answer = ask(gateway.port, path="/v1/models", method="GET")
+    assert answer.status in {502, 503}
+    has_the_shape(answer, (str(backend.port),))
+
+
 @pytest.fixture(scope="module")
 def gateway_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     backend = FakeBackend()
