@@ -321,6 +321,23 @@ def test_pipelined_requests_are_answered_in_order(engine: Engine) -> None:
     assert answer.count(b"data: [DONE]") == 1
 
 
+def test_garbage_behind_a_good_request_ends_the_connection_after_its_answer(engine: Engine) -> None:
+    one = post("/v1/completions", b'{"prompt":"a","max_tokens":3,"ignore_eos":true}')
+    started = time.monotonic()
+    answer = engine.exchange(one * 2 + b"garbage\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 OK") == 2
+    assert time.monotonic() - started < 1.5, "the server left the connection open"
+
+
+def test_an_offered_upgrade_is_declined(engine: Engine) -> None:
+    upgrade = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    assert engine.exchange(upgrade).startswith(b"HTTP/1.1 200 OK")
+    offered = post("/v1/completions", b'{"prompt":"a"}', b"connection: upgrade\r\nupgrade: h2c\r\n")
+    answer = engine.exchange(offered)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"without an Upgrade header" in answer
+
+
 def test_many_pipelined_gets_do_not_grow_the_stack(engine: Engine) -> None:
     gets = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 3000
     answer = engine.exchange(gets + b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -362,7 +379,7 @@ def test_head_has_no_body(engine: Engine) -> None:
 
 
 def long_stream(engine: Engine) -> socket.socket:
-    """A stream of a million tokens, read up to its first token."""
+    """A stream of a hundred thousand tokens, read up to its first token."""
     sock = socket.create_connection(("127.0.0.1", engine.port), timeout=5)
     body = b'{"prompt":"a","max_tokens":100000,"ignore_eos":true,"stream":true}'
     sock.sendall(post("/v1/completions", body))
@@ -385,7 +402,7 @@ def test_a_client_that_leaves_frees_its_slot_at_once(engine: Engine, way: str) -
             sock.close()
         else:
             sock.close()
-    engine.wait_for("vllm:num_requests_running", 0, within_s=0.5)
+    engine.wait_for("vllm:num_requests_running", 0, within_s=1.0)
     assert engine.metric("vllm:kv_cache_usage_perc") == 0
     assert engine.metric("vllm:request_success_total", finished_reason="abort") - aborted == 8
     for sock in socks:
@@ -399,7 +416,7 @@ def test_a_waiting_request_whose_client_leaves_is_forgotten() -> None:
         second.sendall(post("/v1/completions", b'{"prompt":"b"}'))
         engine.wait_for("vllm:num_requests_waiting", 1)
         second.close()
-        engine.wait_for("vllm:num_requests_waiting", 0, within_s=0.5)
+        engine.wait_for("vllm:num_requests_waiting", 0, within_s=1.0)
         assert engine.metric("vllm:num_requests_running") == 1
         first.close()
 
@@ -440,7 +457,9 @@ def test_the_pace_is_that_of_the_calibrated_gpu(engine: Engine) -> None:
     # 201 tokens alone on an H100 8B: a prefill and 200 decode steps of 7.0-7.1 ms, at five times the speed.
     started = time.monotonic()
     engine.client.completions.create(model="llama-3.1-8b", prompt="a", max_tokens=201, extra_body={"ignore_eos": True})
-    assert time.monotonic() - started == pytest.approx(201 * 7.1e-3 / 5, rel=0.15)
+    took = time.monotonic() - started
+    planned = 201 * 7.1e-3 / 5
+    assert 0.95 * planned < took < planned + 0.3  # the machine may be busy
 
 
 # --- faults ---
@@ -486,11 +505,25 @@ def test_a_stall_holds_tokens_back(engine: Engine) -> None:
     assert 0.4 < time.monotonic() - started < 1.5
 
 
+def test_answers_that_break_off(engine: Engine) -> None:
+    engine.faults(error_after_tokens=3)
+    body = {"prompt": "x", "max_tokens": 9, "ignore_eos": True}
+    assert engine.request("POST", "/v1/completions", body)[0] == 500
+    stream = engine.client.completions.create(
+        model="llama-3.1-8b", prompt="x", max_tokens=9, stream=True, extra_body={"ignore_eos": True}
+    )
+    assert [next(stream).choices[0].text for _ in range(3)]
+    with pytest.raises(openai.APIError, match="failed after 3 tokens"):
+        next(stream)
+    engine.wait_for("vllm:num_requests_running", 0)
+
+
 def test_slow_factor(engine: Engine) -> None:
     engine.faults(slow_factor=10)
     started = time.monotonic()
     engine.client.completions.create(model="llama-3.1-8b", prompt="x", max_tokens=30, extra_body={"ignore_eos": True})
-    assert time.monotonic() - started == pytest.approx(30 * 7.1e-3 * 10 / 5, rel=0.2)
+    planned = 30 * 7.1e-3 * 10 / 5
+    assert 0.95 * planned < time.monotonic() - started < planned + 0.3
 
 
 def test_usage_that_lies_or_is_missing(engine: Engine) -> None:
@@ -557,6 +590,19 @@ def test_sigterm_finishes_streams_and_refuses_new_requests() -> None:
     engine.stop()
 
 
+def test_a_second_signal_ends_a_drain_that_waits_for_a_hanging_request() -> None:
+    engine = Engine("--hang-rate", "1")
+    with socket.create_connection(("127.0.0.1", engine.port), timeout=5) as sock:
+        sock.sendall(post("/v1/completions", b'{"prompt":"x"}') * 2)
+        time.sleep(0.2)
+        engine.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            engine.process.wait(timeout=0.5)
+        engine.process.send_signal(signal.SIGTERM)
+        assert engine.process.wait(timeout=2) == 0
+    engine.stop()
+
+
 def fails(*arguments: str) -> str:
     """Run the command, which must fail with one line; returns that line."""
     done = subprocess.run(
@@ -596,7 +642,7 @@ def test_an_encoder_serves_embeddings_one_batch_at_a_time() -> None:
         assert engine.metric("forebay_engine_busy_seconds_total") == pytest.approx(4 * 0.0711, rel=0.05)
         started = time.monotonic()
         assert engine.request("POST", "/v1/embeddings", {"input": texts})[0] == 200
-        assert time.monotonic() - started == pytest.approx(4 * 0.0711, rel=0.2)
+        assert 0.95 * 4 * 0.0711 < time.monotonic() - started < 4 * 0.0711 + 0.3
         assert [row.index for row in batch.data] == list(range(64))
         alone = engine.client.embeddings.create(model="bert-base", input="text 5", encoding_format="float")
         assert batch.data[5].embedding == pytest.approx(alone.data[0].embedding, rel=1e-6)

@@ -129,6 +129,8 @@ class Connection(asyncio.Protocol):
         name = name.lower()
         if name == b"expect":
             self._expects = value.strip().lower() == b"100-continue"
+        elif name == b"upgrade":
+            self._offers_upgrade = True
         elif name == b"content-length" and value.strip().isdigit():
             self._announced = int(value)
 
@@ -151,6 +153,10 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._rejected:
             return
+        if self._offers_upgrade and self._parser.get_method() == b"POST":
+            # The parser takes all that follows for the other protocol, so the body cannot be had.
+            self._reject(400, "This server speaks HTTP/1.1 only: send the request without an Upgrade header")
+            return
         request = Request(
             method=self._parser.get_method(),
             path=self._url.partition(b"?")[0],
@@ -169,7 +175,7 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._body: list[bytes] = []
         self._body_bytes = self._head_bytes = self._announced = 0
-        self._expects = self._in_head = False
+        self._expects = self._in_head = self._offers_upgrade = False
 
     # --- requests, one after the other ---
 
@@ -193,9 +199,10 @@ class Connection(asyncio.Protocol):
         self.last_active = self._server.loop.time()
         keep = self._current is not None and self._current.keep_alive and not self._server.draining
         self._current = None
-        if keep and not self._rejected:
-            self._pump()
-        else:
+        if not keep:
+            self._waiting.clear()
+        self._pump()
+        if not self.busy and not self._waiting and (self._rejected or not keep):
             self._close()
 
     def _reject(self, status: int, message: str) -> None:

@@ -36,6 +36,7 @@ class Exchange:
     """Base of the three kinds of answer: counts the jobs down and closes once."""
 
     __slots__ = (
+        "_handed_in",
         "asked", "channel", "closed", "engine", "open_jobs", "prompt_tokens", "token_count", "usage_known",
     )  # fmt: skip
 
@@ -43,6 +44,7 @@ class Exchange:
         self.asked, self.engine, self.channel = asked, engine, channel
         self.closed = False
         self.open_jobs = dict.fromkeys(range(len(asked.jobs)))
+        self._handed_in = 0
         self.prompt_tokens = [0] * (len(asked.jobs) // asked.per_prompt)
         self.token_count = 0
         self.usage_known = True
@@ -52,6 +54,7 @@ class Exchange:
         for index, job in enumerate(self.asked.jobs):
             if self.closed:  # a sibling was refused at once
                 return
+            self._handed_in += 1
             self.engine.submit(job, self.sink(index))
 
     def sink(self, index: int) -> ChoiceSink:
@@ -61,7 +64,8 @@ class Exchange:
         """The client left, or a sibling failed: free what the engine still works on."""
         self.closed = True
         for index in self.open_jobs:
-            self.engine.abort(self.asked.jobs[index].id)
+            if index < self._handed_in:
+                self.engine.abort(self.asked.jobs[index].id)
         self.open_jobs.clear()
 
     def settle(self, index: int, prompt_tokens: int, completion_tokens: int) -> bool:

@@ -132,10 +132,11 @@ class SimulatedEngine(FaultyEngine):
         metrics.steps += 1
         metrics.batch_seqs += result.batch_seqs
         gaps: dict[int, int] = {}
+        fail_at = self._faults().faults.error_after_tokens
         for job_id, _ in result.tokens:
             live = self._live.get(job_id)
-            if live is not None:  # else aborted during the step
-                self._emit(live, end, gaps)
+            if live is not None and self._emit(live, end, gaps) == fail_at:  # None: aborted during the step
+                self._fail(job_id, live)
         for gap, times in gaps.items():
             metrics.itl_s.observe(self._pacer.wall_s(gap), times)
         for job_id in result.finished:
@@ -145,7 +146,8 @@ class SimulatedEngine(FaultyEngine):
 
     # --- inside ---
 
-    def _emit(self, live: _Live, end: int, gaps: dict[int, int]) -> None:
+    def _emit(self, live: _Live, end: int, gaps: dict[int, int]) -> int:
+        """Send a job's next token; returns how many it has now."""
         if live.made:
             gap = end - live.last_ns
             gaps[gap] = gaps.get(gap, 0) + 1
@@ -161,11 +163,18 @@ class SimulatedEngine(FaultyEngine):
             text = live.texts[live.made]
         live.made += 1
         live.sink.token(text)
+        return live.made
 
     def _finish(self, live: _Live, end: int) -> None:
         self._metrics.finished[live.reason] += 1
         self._metrics.e2e_s.observe(self._pacer.wall_s(end - live.submitted_ns))
         live.sink.done(live.reason, *self._faults().reported(live.prompt_tokens, live.made))
+
+    def _fail(self, job_id: str, live: _Live) -> None:
+        if self._live.pop(job_id, None) is None:  # its client was cut off while the token was written
+            return
+        self._model.abort(job_id, self._pacer.now())
+        live.sink.error(500, f"Injected fault: failed after {live.made} tokens", "InternalServerError")
 
     def _cut_at_stop(self, live: _Live, stops: tuple[str, ...], output: int) -> int:
         """Filler is known beforehand, so is where it meets a stop string. Returns the tokens until there."""

@@ -24,6 +24,8 @@ class Faults(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     error_rate: Share = 0.0
     """Share of requests answered with `error_status` at once."""
     error_status: Annotated[int, Meta(ge=400, le=599)] = 500
+    error_after_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Fail every answer after so many tokens, inside its stream."""
     max_num_queued_reqs: Annotated[int, Meta(ge=1)] | None = None
     """Refuse with 503, without Retry-After, while so many sequences wait or run (as vLLM's option of that name)."""
     refuse_inside_stream: bool = False
