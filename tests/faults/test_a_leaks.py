@@ -249,11 +249,9 @@ def test_a07_half_closed_client_is_gone(backend: FakeBackend, start_gateway: Sta
             assert client.read_event() == scripts.delta("x0")
         client.half_close()
         left = time.monotonic()
+        read: Callable[[], object] = (lambda: list(client.events(1.0))) if stream else (lambda: client.read_head(1.0))
         with pytest.raises(EndedShortError):
-            if stream:
-                list(client.events(1.0))
-            else:
-                client.read_head(1.0)
+            read()
         assert time.monotonic() - left < 1.0, "a clean close, and no hang"
     gateway.settles(within=1.0)
     assert gateway.outcome("cancelled") == 1

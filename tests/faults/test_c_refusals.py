@@ -323,6 +323,7 @@ def test_c08_refusing_is_cheap(backend: FakeBackend, start_gateway: StartGateway
     assert cpu < 0.5 * wall
 
 
+COUNTERS = {"forebay_requests_total", "forebay_rejected_total"}  # decided by the pipeline, and before it
 LOGGED = OWN_LIMIT | SHARED | ENGINE
 COUNTED = (OWN_LIMIT | SHARED | ENGINE) - {"draining"}  # the metrics were read before the drain began
 
@@ -330,7 +331,7 @@ COUNTED = (OWN_LIMIT | SHARED | ENGINE) - {"draining"}  # the metrics were read 
 @pytest.mark.parametrize("reason", sorted(COUNTED | FINAL))
 def test_c09_a_metric_tells_why(collected: Collected, reason: str) -> None:
     families = text_string_to_metric_families(collected.metrics)
-    samples = [s for f in families for s in f.samples if s.name == "forebay_requests_total"]
+    samples = [s for f in families for s in f.samples if s.name in COUNTERS]
     assert sum(s.value for s in samples if s.labels["reason"] == reason) == 2
 
 
@@ -339,7 +340,7 @@ def test_c09_a_log_line_tells_why(collected: Collected, reason: str) -> None:
     lines = [line for line in collected.log if line.get("reason") == reason]
     assert len(lines) == 2, "one line per refusal"
     ids = {collected.answers[reason, stream].header("x-request-id") for stream in (False, True)}
-    assert {line["request_id"] for line in lines} == ids
+    assert {line["id"] for line in lines} == ids
     truth = {"key_requests": (1, 0), "key_tokens": (1000, None), "key_concurrency": (1, 1), "queue_full": (0, 0)}
     if reason in truth:
         limit, actual = truth[reason]

@@ -85,6 +85,16 @@ def test_g02_fields_other_than_data(
     assert answer.body in {ODD_FIELDS, ODD_FIELDS.removesuffix(b": after the end\n\n")}
 
 
+def test_g02_line_ends_may_be_mixed(backend: FakeBackend, start_gateway: StartGateway) -> None:
+    """The usage event is taken out, and it alone, whatever line ends stand around it."""
+    gateway = start_gateway(config_for(backend))
+    shown = [scripts.delta("a"), b": ping\r\n\r\n", scripts.delta("b").replace(b"\n", b"\r\n"), scripts.delta("c")]
+    body = b"".join([*shown, scripts.usage_event(), DONE])
+    for pieces in ([chunk(body)], bytewise(body)):
+        backend.script = scripts.steps(scripts.sse_head(), *pieces, LAST_CHUNK)
+        assert ask(gateway.port, chat(stream=True)).body == b"".join([*shown, DONE])
+
+
 USED_300 = {"prompt_tokens": 100, "completion_tokens": 200, "total_tokens": 300}
 
 
