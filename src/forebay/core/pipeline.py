@@ -159,7 +159,7 @@ class Pipeline:
         soonest: Instant | None = None
         for pool in self.pools:
             if len(pool.queue):
-                for at in self._pool_wakeups(pool, now):
+                for at in pool.wakeups(now):
                     if soonest is None or at < soonest:
                         soonest = at
         return soonest
@@ -288,7 +288,8 @@ class Pipeline:
         ticket.predicted_wait_ns = pool.forecast.predict_ns(position, rate)
         ticket.met_queue = True
         if ticket.mode is Mode.HYBRID:
-            hold = ticket.wait_budget_ns = pool.forecast.budget_ns(rate)
+            # The linger of a forming batch is the operator's wish, not the engine's lateness.
+            hold = ticket.wait_budget_ns = pool.forecast.budget_ns(rate) + pool.batcher.linger_ns
         else:
             hold = pool.config.hold_ns
         ticket.expires = now + hold
@@ -312,14 +313,14 @@ class Pipeline:
 
     def _pump(self, pool: Pool, now: Instant, effects: list[Effect]) -> None:
         """Dispatch from the queue for as long as an engine has room and the batcher lets go."""
-        queue, batcher = pool.queue, pool.batcher
+        queue = pool.queue
         while len(queue):
             self._expire(pool, now, effects)
             head = queue.head()
             if head is None:
                 return
             engine = pool.room(head.demand.tokens, now)
-            if engine is None or batcher.ready_at(len(queue), queue.tokens, queue.oldest(), now) > now:
+            if engine is None or pool.batch_leaves_at(now) > now:
                 return
             if pool.single:
                 queue.pop()
@@ -334,12 +335,15 @@ class Pipeline:
         tokens = 0
         while batch.size < batcher.max_size:
             head = queue.head()
-            if head is None or (batch.size and tokens + head.demand.tokens > batcher.max_tokens):
+            if head is None:
+                return
+            more = head.demand.tokens
+            if batch.size and (tokens + more > batcher.max_tokens or engine.tokens + more > engine.limit.tokens):
                 return
             queue.pop()
             self._queued -= 1
             batch.size += 1
-            tokens += head.demand.tokens
+            tokens += more
             yield self._dispatch(head, engine, batch, now)
 
     def _finished(self, event: Finished, now: Instant) -> list[Effect]:
@@ -478,15 +482,3 @@ class Pipeline:
         self.outcomes[outcome] += 1
         self._budget(ticket.request.key).settle(ticket.demand, (usage or NOTHING_USED).tokens, now)
         self._observer.closed(ticket)
-
-    @staticmethod
-    def _pool_wakeups(pool: Pool, now: Instant) -> Iterable[Instant]:
-        expiry = pool.queue.next_expiry()
-        if expiry is not None:
-            yield expiry
-        serving_from = pool.serving_from(now)
-        if serving_from is not None and serving_from > now:
-            yield serving_from
-        if not pool.single and (head := pool.queue.head()) is not None and pool.room(head.demand.tokens, now):
-            queue = pool.queue
-            yield pool.batcher.ready_at(len(queue), queue.tokens, queue.oldest(), now)

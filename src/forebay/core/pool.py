@@ -5,6 +5,7 @@ It holds one object of each room and answers the questions that need several of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from forebay.core.admission.depth import DepthConfig, DepthGate
@@ -17,12 +18,15 @@ from forebay.core.batching.passthrough import PassThroughConfig
 from forebay.core.dispatch.balance import least_outstanding
 from forebay.core.dispatch.health import HealthConfig, Readiness
 from forebay.core.dispatch.leases import Engine
-from forebay.core.instant import SECOND, Chance, Instant
+from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits import build as build_limit
 from forebay.core.limits.fixed import FixedConfig
 from forebay.core.model import Mode
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.snapshot import EngineSnapshot, PoolSnapshot
+
+LAST_CALL_NS = MILLISECOND
+"""A forming batch leaves this long before one of its members expires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,27 @@ class Pool:
         if len(engines) == 1:
             return engines[0] if engines[0].has_room(tokens, now) else None
         return least_outstanding(engines, tokens, now)
+
+    def batch_leaves_at(self, now: Instant) -> Instant:
+        """When the waiting requests may leave for an engine that has room; the queue must not be empty."""
+        if self.single:
+            return now
+        queue = self.queue
+        at = self.batcher.ready_at(len(queue), queue.tokens, queue.oldest(), now)
+        expiry = queue.next_expiry()
+        # A free engine and a caller whose patience ends before the linger: it leaves while it can.
+        return at if expiry is None or at < expiry - LAST_CALL_NS else expiry - LAST_CALL_NS
+
+    def wakeups(self, now: Instant) -> Iterator[Instant]:
+        """The instants at which time alone changes something; the queue must not be empty."""
+        expiry = self.queue.next_expiry()
+        if expiry is not None:
+            yield expiry
+        for engine in self.engines:
+            if engine.health.ejected_until > now and engine.health.readiness is Readiness.UP:
+                yield engine.health.ejected_until
+        if not self.single and (head := self.queue.head()) is not None and self.room(head.demand.tokens, now):
+            yield self.batch_leaves_at(now)
 
     @property
     def up(self) -> bool:

@@ -105,12 +105,14 @@ def _check_queue(pool: Pool, now: Instant) -> None:
 
 
 def _check_no_idle_engine(pool: Pool, now: Instant) -> None:
-    queue = pool.queue
-    head = queue.head()
+    head = pool.queue.head()
     if head is None or head.expires <= now or pool.room(head.demand.tokens, now) is None:
         return
-    ready = pool.batcher.ready_at(len(queue), queue.tokens, queue.oldest(), now)
-    _hold(7, ready > now, f"pool {pool.config.name}: an engine has room for ticket {head.sequence}, which waits")
+    _hold(
+        7,
+        pool.batch_leaves_at(now) > now,
+        f"pool {pool.config.name}: an engine has room for ticket {head.sequence}, which waits",
+    )
 
 
 def _check_wakeup(pipeline: Pipeline, now: Instant) -> None:

@@ -29,9 +29,9 @@ class Dynamic:
     def __init__(self, config: DynamicConfig) -> None:
         self.max_size = config.max_size
         self.max_tokens = config.max_tokens
-        self._linger_ns = config.linger_ns
+        self.linger_ns = config.linger_ns
 
     def ready_at(self, waiting: int, waiting_tokens: int, oldest: Instant, now: Instant) -> Instant:
         if waiting >= self.max_size or waiting_tokens >= self.max_tokens:
             return now
-        return oldest + self._linger_ns
+        return oldest + self.linger_ns

@@ -12,6 +12,7 @@ class Batcher(Protocol):
 
     max_size: int  # requests in one batch
     max_tokens: int  # expected tokens in one batch
+    linger_ns: int  # longest that it may keep a request waiting beside a free engine
 
     def ready_at(self, waiting: int, waiting_tokens: int, oldest: Instant, now: Instant) -> Instant:
         """When the waiting requests may leave as a batch: `now` or earlier means at once.

@@ -18,6 +18,7 @@ class PassThrough:
 
     max_size = 1
     max_tokens = 1 << 62
+    linger_ns = 0
 
     def __init__(self, config: PassThroughConfig) -> None:
         del config
