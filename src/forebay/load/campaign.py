@@ -81,7 +81,9 @@ class Load:
 
     @property
     def end_rate(self) -> float:
-        """Where a ramp ends."""
+        """Where the rate ends: a ramp moves it."""
+        if self.arrivals != "ramp":
+            return self.mean_rate
         return 3.0 * self.mean_rate if self.rate_to is None else self.rate_to
 
     @property

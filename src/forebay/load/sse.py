@@ -6,6 +6,8 @@ the end. The rest is counted by its separators, which JSON text cannot contain.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 MAX_EVENT_BYTES = 4 << 20
@@ -19,7 +21,7 @@ class Usage(msgspec.Struct):
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: Any = None
 
 
 class _Choice(msgspec.Struct):
@@ -30,7 +32,7 @@ class _Choice(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 class _Answer(msgspec.Struct):
@@ -107,8 +109,8 @@ class SseCounter:
             return
         if event.usage is not None:
             self.usage = event.usage
-        if event.error is not None and bytes(event.error) != b"null":
-            self.error = self.error or bytes(event.error).decode(errors="replace")[:500]
+        if event.error is not None:
+            self.error = self.error or msgspec.json.encode(event.error).decode()[:500]
         if any(_has_token(choice) for choice in event.choices):
             self.events += 1
             if self.first_token_ns < 0:
