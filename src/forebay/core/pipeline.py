@@ -119,13 +119,15 @@ class Pipeline:
         if ticket.state is TicketState.QUEUED:
             self._leave_queue(ticket, pool)
             self._close(ticket, Outcome.CANCELLED, None, None, now)
-            return []
+            effects: list[Effect] = []
+            self._pump(pool, now, effects)  # behind it one may wait that fits
+            return effects
         lease = ticket.lease
         assert lease is not None
         lease.engine.health.undecided()
         self._end_lease(lease, pool, now)
         self._close(ticket, Outcome.CANCELLED, None, usage, now)
-        effects: list[Effect] = [Abort(lease)]
+        effects = [Abort(lease)]
         self._pump(pool, now, effects)
         return effects
 
@@ -307,7 +309,7 @@ class Pipeline:
         ticket.dispatched = now
         lease = ticket.lease = engine.open(ticket, batch, now)
         self._in_flight += 1
-        if ticket.wait_budget_ns and not ticket.redispatched:
+        if ticket.wait_budget_ns and ticket.predicted_wait_ns and not ticket.redispatched:
             ticket.pool.forecast.observe(now - ticket.arrived > ticket.wait_budget_ns, now)
         return lease
 
@@ -404,6 +406,7 @@ class Pipeline:
     def _requeue(self, ticket: Ticket, pool: Pool) -> None:
         ticket.state = TicketState.QUEUED
         ticket.lease = None
+        ticket.dispatched = ticket.first_token = 0
         ticket.redispatched = True
         if not ticket.expires:
             ticket.expires = ticket.arrived + pool.config.hold_ns
@@ -415,8 +418,9 @@ class Pipeline:
         pool, engine = self._engines[event.engine]
         effects: list[Effect] = []
         if isinstance(event, EngineUp):
-            engine.health.readiness = Readiness.UP
-            pool.warmup.ended(now)
+            if engine.health.readiness is not Readiness.UP:
+                engine.health.readiness = Readiness.UP
+                pool.warmup.ended(now)
             self._pump(pool, now, effects)
             return effects
         warming = isinstance(event, EngineWarming)
@@ -430,7 +434,7 @@ class Pipeline:
     def _expire(self, pool: Pool, now: Instant, effects: list[Effect]) -> None:
         while (ticket := pool.queue.expired(now)) is not None:
             self._leave_queue(ticket, pool)
-            if ticket.wait_budget_ns:
+            if ticket.wait_budget_ns and ticket.predicted_wait_ns and not ticket.redispatched:
                 pool.forecast.observe(True, now)
             self._evict(ticket, EvictReason.EXPIRED, pool, now, effects)
 
@@ -444,9 +448,9 @@ class Pipeline:
                 held.append(ticket)
             else:
                 self._evict(ticket, reason, pool, now, effects)
-        for ticket in held:
+        for ticket in sorted(held, key=lambda t: t.sequence):
             ticket.state = TicketState.QUEUED
-            pool.queue.push_back(ticket)
+            pool.queue.push(ticket)
             self._queued += 1
 
     def _evict(self, ticket: Ticket, reason: EvictReason, pool: Pool, now: Instant, effects: list[Effect]) -> None:

@@ -60,6 +60,8 @@ class Health:
 
     def failed(self, now: Instant) -> None:
         """A request failed in a way that speaks against the engine."""
+        if self.ejected_until > now:
+            return  # one incident: it was in flight when the engine was ejected
         self._failures += 1
         if self.on_probation or self._failures >= self._config.failures_max:
             span = min(self._config.ejection_most_ns, self._config.ejection_ns << min(self._ejections, 10))

@@ -42,7 +42,11 @@ class FairQueue:
         self._add(ticket, 1)
 
     def push_back(self, ticket: Ticket) -> None:
-        """Return a ticket that was dispatched but not delivered to the place it had."""
+        """Return a ticket that was dispatched but not delivered to the place it had.
+
+        Its turn had come. When the queue ran empty meanwhile, tags began anew and its old one would put it last.
+        """
+        ticket.start_tag = min(ticket.start_tag, self._clock.now)
         heappush(self._turns, (-ticket.request.priority, ticket.start_tag, ticket.sequence, ticket))
         heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
         self._arrivals.appendleft(ticket)
