@@ -61,6 +61,16 @@ class Server(Section, frozen=True):
     keep_alive_s: Annotated[
         Seconds, Meta(description="Idle time after which a kept connection is closed; above the usual 60 s of clients.")
     ] = 75
+    hold_status_ms: Annotated[
+        Milliseconds,
+        Meta(
+            description="Longest that a streamed 200 waits for its first event, in ms: engines send some refusals "
+            "as the first event of a 200, and those are relayed as the refusals they are."
+        ),
+    ] = 75
+    stalled_reader_s: Annotated[
+        Seconds, Meta(description="Time after which a client that reads nothing of its answer is cut off, in seconds.")
+    ] = 120
     drain_timeout_s: Annotated[
         Seconds, Meta(description="Time that requests get to end after SIGTERM, in seconds; then they are aborted.")
     ] = 30

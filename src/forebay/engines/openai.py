@@ -35,7 +35,7 @@ class OpenAIEngine:
         loop: asyncio.AbstractEventLoop,
         *,
         api_key: str | None = None,
-        timeouts: EngineTimeouts = EngineTimeouts(),  # noqa: B008 - frozen
+        timeouts: EngineTimeouts = EngineTimeouts(),
         tls: ssl.SSLContext | None = None,
         forward_key: bool = False,
     ) -> None:

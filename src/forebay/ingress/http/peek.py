@@ -24,14 +24,16 @@ _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
 
 # Keys that the gate judges. A second copy of any of these is refused.
-JUDGED = ("model", "stream", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "stream_options",
-          "messages", "prompt", "input")  # fmt: skip
+JUDGED = (
+    "model", "stream", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "stream_options",
+    "messages", "prompt", "input",
+)  # fmt: skip
 _JUDGED_QUOTED = tuple(f'"{name}"'.encode() for name in JUDGED)
 
 _TRUE, _FALSE, _NULL = b"true", b"false", b"null"
 
 
-class BadRequest(Exception):
+class BadRequest(Exception):  # noqa: N818 - named after what it becomes
     """The body cannot be served. `message` is for the caller, `field` names the culprit when there is one."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
@@ -152,17 +154,17 @@ def _boolean(fields: dict[str, msgspec.Raw], field: str) -> bool:
     raw = fields.get(field)
     if raw is None:
         return False
-    text = memoryview(raw)
+    text = bytes(raw)
     if text == _TRUE:
         return True
-    if text in (_FALSE, _NULL):
+    if text in {_FALSE, _NULL}:
         return False
     raise BadRequest(f"{field!r} must be true or false", field)
 
 
 def _whole_number(fields: dict[str, msgspec.Raw], field: str, least: int, most: int) -> int | None:
     raw = fields.get(field)
-    if raw is None or memoryview(raw) == _NULL:
+    if raw is None or bytes(raw) == _NULL:
         return None
     value = _value(raw, field)
     if type(value) is not int or not least <= value <= most:

@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
+from forebay.core.model import Mode
+
 
 class Dialect(StrEnum):
     """The shape of error bodies and stream errors."""
@@ -26,6 +28,8 @@ class Route(msgspec.Struct, frozen=True):
     json: bool = True  # the body is a JSON object that is peeked
     usage_events: bool = False  # streams end with a usage event when asked by stream_options
     methods: tuple[bytes, ...] = (b"POST",)
+    mode: Mode | None = None  # None: the gateway's
+    engine: str = ""  # the pool that serves it, whatever the model; empty: by model
 
 
 _GET = (b"GET", b"HEAD")

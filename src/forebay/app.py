@@ -1,0 +1,332 @@
+"""The composition root: a Config becomes a running gateway, here and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import signal
+import ssl
+import sys
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypeVar
+
+from forebay.config import schema
+from forebay.config.build import anonymous_entry, engine_names, key_table, pipeline_config
+from forebay.config.schema import Config
+from forebay.config.summary import derived
+from forebay.core.events import EngineDown, EngineUp, EngineWarming, Observer
+from forebay.core.pipeline import Pipeline
+from forebay.core.snapshot import Snapshot
+from forebay.engines.local import LocalEngine
+from forebay.engines.openai import EngineTimeouts, OpenAIEngine
+from forebay.engines.probe import Probed, Prober
+from forebay.errors import ForebayError
+from forebay.ingress.admin import AdminServer
+from forebay.ingress.http.routes import EXACT, Route, Routes
+from forebay.ingress.http.server import ServerConnection
+from forebay.ingress.http.site import HttpLimits, Site
+from forebay.ingress.status import TABLE
+from forebay.live.gateway import Gateway
+from forebay.telemetry import Observers
+from forebay.telemetry.log import AccessLog
+from forebay.telemetry.metrics import Metrics, Sources, registry
+
+FIRST_PROBE_S = 1.0
+DRAIN_CHECK_S = 0.02
+LINGER_S = 0.2
+ACCESS_LOG_FLUSH_S = 0.5
+
+T = TypeVar("T")
+
+
+class App:
+    """One gateway process: the data port, the admin port, its engines and their probes."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.url = ""
+        self.admin_url = ""
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._stack = AsyncExitStack()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Bring everything up. Raises ForebayError with what to do when a part cannot start."""
+        config, loop = self.config, asyncio.get_running_loop()
+        urls = {entry.name: entry.urls or (await self._start_local(entry),) for entry in config.engines}
+        self.metrics = self._make_metrics()
+        self.access_log = self._open_access_log(loop)
+        observer: Observer = self.metrics
+        if self.access_log is not None:
+            observer = Observers((self.metrics, self.access_log))
+        self.pipeline = Pipeline(pipeline_config(config), random.Random(), observer)
+        self.gateway = Gateway(self.pipeline, loop)
+        self._stack.callback(self.gateway.stop)
+        self.engines = self._make_engines(urls, loop)
+        self.probers = [self._prober(entry, name) for entry in config.engines for name in engine_names(entry)]
+        self.site = self._make_site(loop)
+        self._stack.callback(self.site.stop)
+        await self._open_admin()
+        await self._probe_first()
+        await self._open_data_port(loop)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)  # collections of what lives long do not belong into p99
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain. A second signal ends it at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        try:
+            await self._stopping.wait()
+            await self._drain()
+        finally:
+            await self.close()
+
+    def _signalled(self) -> None:
+        (self._hurry if self._stopping.is_set() else self._stopping).set()
+
+    async def _drain(self) -> None:
+        """Admit nothing more; let what was admitted end; then end it."""
+        site, pipeline, timeout_s = self.site, self.pipeline, self.config.server.drain_timeout_s
+        site.draining = True
+        self.gateway.drain()
+        for connection in list(site.connections):
+            connection.shut_down()
+        deadline = site.loop.time() + timeout_s
+        while site.loop.time() < deadline and not self._hurry.is_set():
+            snapshot = pipeline.snapshot(self.gateway.clock())
+            if not snapshot.queued and not snapshot.in_flight:
+                break
+            await asyncio.sleep(DRAIN_CHECK_S)
+        self.gateway.abandon()
+        for connection in list(site.connections):
+            connection.stop("the gateway is shutting down")
+        await asyncio.sleep(0 if self._hurry.is_set() else LINGER_S)  # last bytes leave
+
+    async def close(self) -> None:
+        """Close every part, in the reverse of the order in which they were opened."""
+        if self._server is not None:
+            self._server.close()
+        for engine in getattr(self, "engines", {}).values():
+            engine.close()
+        await self._stack.aclose()
+
+    def snapshot(self) -> Snapshot:
+        return self.pipeline.snapshot(self.gateway.clock())
+
+    def status(self) -> dict[str, object]:
+        """For /api/v1/status: what is in force, and what is degraded."""
+        snapshot = self.snapshot()
+        away = [e.name for pool in snapshot.pools for e in pool.engines if e.readiness != "up" or e.ejected]
+        log_trouble = self.access_log.degraded if self.access_log is not None else None
+        return {
+            "ready": self.ready(),
+            "draining": self.site.draining,
+            "connections": len(self.site.connections),
+            "buffered_body_bytes": self.site.buffered_bytes,
+            "engines_away": away,
+            "degraded": [log_trouble] if log_trouble else [],
+            "effective": derived(self.config),
+        }
+
+    def ready(self) -> bool:
+        """Would a request be admitted now, were there room?"""
+        return not self.site.draining and any(pool.up for pool in self.pipeline.pools)
+
+    # ---- parts -----------------------------------------------------------------------------------------------
+
+    def _make_metrics(self) -> Metrics:
+        config = self.config
+        return Metrics(
+            Sources(
+                snapshot=self.snapshot,
+                connections=lambda: len(self.site.connections),
+                buffered_body_bytes=lambda: self.site.buffered_bytes,
+            ),
+            routes={route.name for route in EXACT.values()} | {"infer"} | {route.path for route in config.routes},
+            classes=config.classes,
+            reasons=TABLE,
+            version=version("forebay"),
+        )
+
+    def _open_access_log(self, loop: asyncio.AbstractEventLoop) -> AccessLog | None:
+        telemetry = self.config.telemetry
+        if not telemetry.access_log:
+            return None
+        path = telemetry.access_log_path
+        try:
+            sink = sys.stdout.buffer if path is None else Path(path).open("ab")  # noqa: SIM115 - lives with the process
+        except OSError as error:
+            raise ForebayError(f"[telemetry] access_log_path {path!r} cannot be opened: {error.strerror}") from None
+        access_log = AccessLog(sink, identify=lambda request: request.owner.request_id.decode("ascii"))
+        self._stack.callback(access_log.close)
+
+        def flush() -> None:
+            access_log.flush()
+            self._flusher = loop.call_later(ACCESS_LOG_FLUSH_S, flush)
+
+        flush()
+        self._stack.callback(self._stop_flushing)
+        return access_log
+
+    def _stop_flushing(self) -> None:
+        self._flusher.cancel()
+
+    def rejected(self, status: int, reason: str, request_id: str, detail: str) -> None:
+        """The data port refused a request before it was offered."""
+        self.metrics.rejected(status, reason)
+        if self.access_log is not None:
+            self.access_log.rejected(status, reason, request_id, detail)
+
+    def passed(self, route: str) -> None:
+        """The data port passed a control request on."""
+        self.metrics.passed(route)
+
+    async def _start_local(self, entry: schema.Engine) -> str:
+        engine = LocalEngine(entry.kind)
+        self._stack.push_async_callback(engine.stop)
+        return await engine.start()
+
+    def _make_engines(
+        self, urls: dict[str, tuple[str, ...]], loop: asyncio.AbstractEventLoop
+    ) -> dict[str, OpenAIEngine]:
+        engines = {}
+        for entry in self.config.engines:
+            for name, url in zip(engine_names(entry), urls[entry.name], strict=True):
+                engines[name] = OpenAIEngine(
+                    name,
+                    url,
+                    loop,
+                    api_key=entry.api_key.value if entry.api_key is not None else None,
+                    timeouts=EngineTimeouts(
+                        entry.timeouts.connect_s, entry.timeouts.first_byte_s, entry.timeouts.idle_s
+                    ),
+                    tls=_client_tls(entry) if url.startswith("https") else None,
+                    forward_key=entry.forward_key and entry.api_key is None,
+                )
+        return engines
+
+    def _prober(self, entry: schema.Engine, name: str) -> Prober:
+        probe = entry.probe
+        paths = (probe.path, "/v1/models") if probe.path == "/health" else (probe.path,)
+        return Prober(
+            self.engines[name], self._probed, paths=paths, interval_s=probe.interval_s, timeout_s=probe.timeout_s
+        )
+
+    def _probed(self, engine: OpenAIEngine, state: Probed) -> None:
+        if state is Probed.UP:
+            self.gateway.report(EngineUp(engine.name))
+        elif state is Probed.WARMING:
+            self.gateway.report(EngineWarming(engine.name))
+        else:
+            engine.connections.drop_idle()
+            self.gateway.report(EngineDown(engine.name))
+
+    async def _probe_first(self) -> None:
+        """Know the engines before the first request comes, if they answer soon."""
+        probes = [asyncio.ensure_future(prober.once()) for prober in self.probers]
+        await asyncio.wait(probes, timeout=FIRST_PROBE_S)
+        for prober in self.probers:
+            prober.start()
+            self._stack.push_async_callback(prober.stop)
+
+    def _make_site(self, loop: asyncio.AbstractEventLoop) -> Site:
+        config, server = self.config, self.config.server
+        return Site(
+            loop=loop,
+            gateway=self.gateway,
+            engines=self.engines,
+            routes=Routes((route.path, _route(route)) for route in config.routes),
+            keys=key_table(config),
+            anonymous=anonymous_entry(config),
+            limits=HttpLimits(
+                body_bytes=server.max_body_bytes,
+                buffered_bytes=server.max_buffered_body_bytes,
+                header_bytes=server.max_header_bytes,
+                headers=server.max_headers,
+                connections=server.max_connections,
+                header_s=server.header_timeout_s,
+                body_grace_s=server.body_timeout_s,
+                body_bytes_per_s=server.min_body_rate_bytes_s,
+                keep_alive_s=server.keep_alive_s,
+                hold_status_s=server.hold_status_ms / 1000,
+                stalled_reader_s=server.stalled_reader_s,
+            ),
+            audit=self,
+            overload_status=config.responses.overload_status,
+            ready=self.ready,
+        )
+
+    async def _open_admin(self) -> None:
+        admin = self.config.admin
+        server = AdminServer(
+            snapshot=self.snapshot,
+            status=self.status,
+            registry=registry(self.metrics),
+            token=admin.token.value if admin.token is not None else None,
+        )
+        port = await _listening(server.start(admin.host, admin.port), admin.host, admin.port, "--admin-port")
+        self._stack.push_async_callback(server.stop)
+        self.admin_url = f"http://{admin.host}:{port}"
+
+    async def _open_data_port(self, loop: asyncio.AbstractEventLoop) -> None:
+        server = self.config.server
+        tls = _server_tls(self.config.tls)
+        opening = loop.create_server(
+            lambda: ServerConnection(self.site), server.host, server.port, ssl=tls, backlog=4096
+        )
+        self._server = await _listening(opening, server.host, server.port, "--port")
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = f"http{'s' if tls else ''}://{server.host}:{port}"
+
+
+async def _listening(opening: Awaitable[T], host: str, port: int, flag: str) -> T:
+    """Await a server's start; a port that cannot be had is the user's to choose."""
+    try:
+        return await opening
+    except OSError as error:
+        reason = "it is in use" if error.errno == 98 else (error.strerror or str(error))
+        raise ForebayError(f"cannot listen on {host}:{port}: {reason}; choose another with {flag}") from None
+
+
+def _route(route: schema.Route) -> Route:
+    """A route of the config: the built-in one with other settings, or a new one."""
+    known = EXACT.get(route.path.encode())
+    gated = route.kind == "gated"
+    if known is not None:
+        return Route(
+            known.name, gated, known.dialect, known.generates, known.json and gated, known.usage_events,
+            known.methods, route.mode, route.engine or "",
+        )  # fmt: skip
+    methods = (b"POST",) if gated else (b"GET", b"HEAD", b"POST")
+    return Route(
+        route.path, gated, generates=gated, json=gated, methods=methods, mode=route.mode, engine=route.engine or ""
+    )
+
+
+def _client_tls(entry: schema.Engine) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=entry.tls.ca)
+    if not entry.tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _server_tls(tls: schema.Tls) -> ssl.SSLContext | None:
+    if tls.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+    except (OSError, ssl.SSLError) as error:
+        raise ForebayError(f"[tls] certificate {tls.certificate!r} cannot be used: {error}") from None
+    return context

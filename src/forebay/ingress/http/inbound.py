@@ -1,0 +1,549 @@
+"""One request on the data port, from its first header to the last byte of its answer.
+
+Its life: head -> (screened, when the body is not here yet) -> body -> offered -> queued or dispatched -> relayed.
+The head decides what can be decided without the body: path, method, key, declared size. The connection calls `start`
+when the request is whole and it is its turn; the gateway then calls back as its Owner.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forebay.config.build import KeyEntry
+from forebay.core.instant import MILLISECOND
+from forebay.core.model import ByteClass, Lease, Refusal, Request, Ticket, Usage
+from forebay.ingress.http.peek import BadRequest, Peek, peek, with_usage
+from forebay.ingress.http.relay import Relay
+from forebay.ingress.http.routes import Dialect, Route, kserve_model
+from forebay.ingress.http.site import Site
+from forebay.ingress.status import REASON_PHRASES, TABLE, error_body, explain, go_duration, retry_headers
+
+if TYPE_CHECKING:
+    from forebay.ingress.http.server import ServerConnection
+
+REQUEST_ID_MAX = 128
+PRIORITY_MOST = 100
+
+# Headers that are read, and not passed on as they are.
+CONTENT_LENGTH, TRANSFER_ENCODING, AUTHORIZATION, API_KEY, HOST, EXPECT, REQUEST_ID, CONTENT_TYPE = range(8)
+CONTENT_ENCODING, DEADLINE_MS, PRIORITY, DROP, CONNECTION, FLOW, READ_TIMEOUT = range(8, 15)
+KNOWN: dict[bytes, int] = {
+    b"content-length": CONTENT_LENGTH,
+    b"transfer-encoding": TRANSFER_ENCODING,
+    b"authorization": AUTHORIZATION,
+    b"api-key": API_KEY,
+    b"x-api-key": API_KEY,
+    b"host": HOST,
+    b"expect": EXPECT,
+    b"x-request-id": REQUEST_ID,
+    b"content-type": CONTENT_TYPE,
+    b"content-encoding": CONTENT_ENCODING,
+    b"x-forebay-deadline-ms": DEADLINE_MS,
+    b"x-stainless-read-timeout": READ_TIMEOUT,
+    b"x-forebay-priority": PRIORITY,
+    b"x-llm-d-inference-fairness-id": FLOW,
+    b"connection": CONNECTION,
+    b"keep-alive": DROP,
+    b"proxy-authorization": DROP,
+    b"proxy-connection": DROP,
+    b"te": DROP,
+    b"trailer": DROP,
+    b"upgrade": DROP,
+    b"accept-encoding": DROP,
+}
+
+_ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+=@")
+
+
+class Inbound:
+    """One request; the Owner of its ticket."""
+
+    __slots__ = (
+        "_auth_conflict",
+        "_deadline_ms",
+        "_flow",
+        "_has_host",
+        "_priority",
+        "_secret",
+        "answered",
+        "body_began",
+        "body_size",
+        "chunked",
+        "complete",
+        "connection",
+        "content_length",
+        "content_type",
+        "encoded",
+        "expects",
+        "forward",
+        "head_done",
+        "header_count",
+        "keep_alive",
+        "key",
+        "method",
+        "model",
+        "nominated",
+        "path",
+        "peeked",
+        "pieces",
+        "refusal",
+        "rejection",
+        "relay",
+        "request",
+        "request_id",
+        "route",
+        "screened",
+        "site",
+        "started",
+        "target",
+        "ticket",
+        "version_1_0",
+    )
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self.connection = connection
+        self.site: Site = connection.site
+        self.method = b""
+        self.target = b""
+        self.path = b""
+        self.route: Route | None = None
+        self.key: KeyEntry | None = None
+        self.forward: list[bytes] = []
+        self.header_count = 0
+        self.nominated: bytes | None = None
+        self.request_id = b""
+        self.content_length: int | None = None
+        self.content_type: bytes | None = None
+        self.chunked = False
+        self.encoded = False
+        self.expects = False
+        self.keep_alive = True
+        self.version_1_0 = False
+        self.head_done = False
+        self.complete = False
+        self.screened = False
+        self.started = False
+        self.answered = False
+        self.pieces: list[bytes] = []
+        self.body_size = 0
+        self.body_began = 0.0
+        self.peeked: Peek | None = None
+        self.model = ""
+        self.request: Request | None = None
+        self.ticket: Ticket | None = None
+        self.relay: Relay | None = None
+        self.rejection: tuple[int, bytes] | None = None  # status, rendered head lines and body
+        self.refusal: Refusal | None = None
+        self._secret: bytes | None = None
+        self._auth_conflict = False
+        self._has_host = False
+        self._deadline_ms: int | None = None
+        self._priority: int | None = None
+        self._flow = ""
+
+    # ---- the head ------------------------------------------------------------------------------------------
+
+    def header(self, name: bytes, value: bytes) -> None:
+        """One header line."""
+        self.header_count += 1
+        lower = name.lower()
+        known = KNOWN.get(lower)
+        if known is None:
+            self.forward.append(b"%b: %b\r\n" % (lower, value))
+            return
+        if known == DROP:
+            return
+        if known == CONTENT_LENGTH:
+            self.content_length = int(value) if value.isdigit() else -1
+        elif known in {AUTHORIZATION, API_KEY}:
+            self._credential(known, value)
+        elif known == CONTENT_TYPE:
+            if self.content_type is not None and self.content_type != value:
+                self.reject(400, "malformed", "two different content-type headers", code="duplicate_header")
+            self.content_type = value
+            self.forward.append(b"content-type: %b\r\n" % value)
+        elif known == HOST:
+            if self._has_host:
+                self.reject(400, "malformed", "two host headers", code="duplicate_header")
+            self._has_host = True
+        elif known == REQUEST_ID:
+            if 0 < len(value) <= REQUEST_ID_MAX and _ID_CHARACTERS.issuperset(value):
+                self.request_id = value
+        else:
+            self._rare_header(known, value)
+
+    def _rare_header(self, known: int, value: bytes) -> None:
+        if known == TRANSFER_ENCODING:
+            self.chunked = True
+        elif known == EXPECT:
+            self.expects = value.lower() == b"100-continue"
+        elif known == CONTENT_ENCODING:
+            self.encoded = value.strip().lower() not in {b"", b"identity"}
+        elif known == CONNECTION:
+            self.nominated = value.lower()
+        elif known == DEADLINE_MS:
+            self._patience(int(value) if value.isdigit() and len(value) < 10 else None)
+        elif known == READ_TIMEOUT:
+            self._patience(_milliseconds(value))
+            self.forward.append(b"x-stainless-read-timeout: %b\r\n" % value)
+        elif known == PRIORITY:
+            if value.isdigit() and len(value) < 5:
+                self._priority = int(value)
+        elif known == FLOW:
+            self._flow = value[:REQUEST_ID_MAX].decode("latin-1")
+
+    def _patience(self, milliseconds: int | None) -> None:
+        if milliseconds is not None and (self._deadline_ms is None or milliseconds < self._deadline_ms):
+            self._deadline_ms = milliseconds
+
+    def _credential(self, known: int, value: bytes) -> None:
+        secret = value.strip()
+        if known == AUTHORIZATION:
+            scheme, _, secret = secret.partition(b" ")
+            secret = secret.strip()
+            if scheme.lower() != b"bearer":
+                secret = b""
+        if self._secret is not None and self._secret != secret:
+            self._auth_conflict = True
+        self._secret = secret
+
+    def begin(self) -> None:
+        """The head is whole: decide all that it decides."""
+        self.head_done = True
+        if not self.request_id:
+            self.request_id = self.site.request_id()
+        if self.rejection is not None:
+            return
+        path, _, query = self.target.partition(b"?")
+        self.path = path
+        if path in {b"/healthz", b"/readyz"}:
+            self._own(path)
+            return
+        if not self._has_host and not self.version_1_0:
+            self.reject(400, "malformed", "the host header is missing", code="missing_host")
+            return
+        route = self.route = self.site.routes.find(path)
+        if route is None:
+            text = f"no such path: {path[:200].decode('latin-1')}; see the routes in the documentation"
+            self.reject(404, "malformed", text, code="not_found")
+        elif self.method not in route.methods:
+            allow = b"allow: " + b", ".join(route.methods) + b"\r\n"
+            name = self.method.decode("latin-1")
+            self.reject(405, "malformed", f"{name} is not allowed here", code="method_not_allowed", extra=allow)
+        elif query and (b"api-key=" in query or b"api_key=" in query or query.startswith(b"key=") or b"&key=" in query):
+            self.reject(401, "invalid_key", "a key does not belong in the URL; send it as 'authorization: Bearer …'")
+        elif self._identify() and route.gated:
+            self._check_head(route)
+
+    def _own(self, path: bytes) -> None:
+        """The gateway's own health: never gated, keyed or counted."""
+        if self.method not in {b"GET", b"HEAD"}:
+            self.reject(405, "malformed", "only GET and HEAD", code="method_not_allowed", extra=b"allow: GET, HEAD\r\n")
+            return
+        fine = path == b"/healthz" or self.site.ready()
+        body = b'{"status":"ok"}' if fine else b'{"status":"not ready"}'
+        self._prepare(200 if fine else 503, b"content-type: application/json\r\n", body)
+
+    def _identify(self) -> bool:
+        """Whose request is it?"""
+        site, secret = self.site, self._secret
+        if self._auth_conflict:
+            self.reject(401, "invalid_key", "two different keys were sent; send one")
+            return False
+        if secret and (site.keys or site.anonymous is None):
+            self.key = site.key(secret)
+            if self.key is None:
+                self.reject(401, "invalid_key", "this key is not known here")
+        elif site.anonymous is not None:
+            self.key = site.anonymous
+        else:
+            self.reject(401, "invalid_key", "a key is required; send it as 'authorization: Bearer …'")
+        return self.key is not None
+
+    def _check_head(self, route: Route) -> None:
+        limit = self.site.limits.body_bytes
+        key = self.key
+        assert key is not None
+        if key.routes is not None and route.name not in key.routes:
+            self.reject(
+                403, "key_forbidden", f"this key may not use the route {route.name!r}", code="route_not_allowed"
+            )
+        elif self.content_length is not None and self.content_length > limit:
+            self.too_large()
+        elif self.content_length is None and not self.chunked:
+            self.reject(411, "malformed", "a body is required, with content-length or chunked", code="length_required")
+        elif self.encoded:
+            text = "compressed request bodies are not supported; send identity"
+            self.reject(415, "malformed", text, code="unsupported_content_encoding")
+        elif route.json and self.content_type is not None and b"json" not in self.content_type.lower():
+            text = "this route takes a JSON body; send 'content-type: application/json'"
+            self.reject(415, "malformed", text, code="unsupported_media_type")
+
+    def too_large(self) -> None:
+        limit = self.site.limits.body_bytes
+        size = self.content_length if self.content_length is not None else self.body_size
+        self.reject(413, "never_fits", f"the body has {size} bytes, the limit is {limit} bytes; send a smaller request")
+
+    # ---- the turn --------------------------------------------------------------------------------------------
+
+    def screen(self) -> None:
+        """The body is still to come: refuse now what would be refused anyway, before a byte of it is read."""
+        self.screened = True
+        route = self.route
+        if route is None or not route.gated:
+            return
+        pipeline = self.site.gateway.pipeline
+        # The model stands in the body: with several pools and no catch-all, the verdict has to wait for it.
+        model = pipeline.pools[0].config.models[0] if len(pipeline.pools) == 1 else ""
+        if pipeline.pool_for(model) is not None:
+            size = self.content_length or 0
+            request = self._request(route, Peek(text_bytes=size if route.json else 0), size, model)
+            self.refusal = self.site.gateway.screen(request)
+        if self.refusal is None and self.expects:
+            self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def start(self) -> None:
+        """The request is whole and it is its turn."""
+        self.started = True
+        route = self.route
+        assert route is not None
+        if not route.gated:
+            self._pass_on(route)
+            return
+        body = self.body()
+        try:
+            seen = peek(body, generates=route.generates) if route.json else _opaque(body)
+        except BadRequest as error:
+            self.reject(400, "malformed", error.message, param=error.field)
+            self.answer()
+            return
+        self.peeked = seen
+        model = seen.model or (kserve_model(self.path) if route.dialect is Dialect.KSERVE else "")
+        if not self._may_use(model):
+            self.answer()
+            return
+        request = self.request = self._request(route, seen, len(body), model)
+        self.site.gateway.offer(request)
+
+    def _may_use(self, model: str) -> bool:
+        key = self.key
+        assert key is not None
+        if key.models is not None and model not in key.models:
+            self.reject(403, "key_forbidden", f"this key may not use the model {model!r}")
+        elif self.site.gateway.pipeline.pool_for(model) is None:
+            text = f"no engine serves the model {model!r}" if model else "the body names no model"
+            self.reject(404, "malformed", text, code="model_not_found", param="model")
+        else:
+            return True
+        return False
+
+    def _request(self, route: Route, seen: Peek, size: int, model: str) -> Request:
+        key = self.key
+        assert key is not None
+        deadline = self._deadline_ms
+        priority = key.priority if self._priority is None else min(self._priority, key.priority)
+        return Request(
+            key=key.id,
+            model=model,
+            route=route.name,
+            owner=self,
+            flow=key.id + "/" + self._flow if self._flow else "",
+            priority=priority,
+            priority_class=key.priority_class,
+            body_bytes=size,
+            text_bytes=seen.text_bytes,
+            byte_class=seen.byte_class,
+            counted_tokens=seen.counted_tokens,
+            max_output_tokens=seen.max_output_tokens,
+            choices=seen.choices,
+            generates=route.generates,
+            stream=seen.stream,
+            mode=key.mode or route.mode,
+            deadline=None if deadline is None else self.site.clock() + deadline * MILLISECOND,
+        )
+
+    def _pass_on(self, route: Route) -> None:
+        """A control request: to any engine that is up."""
+        engine = next(
+            (
+                self.site.engines[e.name]
+                for pool in self.site.gateway.pipeline.pools
+                for e in pool.engines
+                if e.health.readiness == "up"
+            ),
+            None,
+        )
+        if engine is None:
+            self.reject(503, "no_engine", "no engine is available; retry shortly", extra=retry_headers(1_000_000_000))
+            self.answer()
+            return
+        self.site.audit.passed(route.name)
+        self.relay = Relay(self, None, engine)
+        engine.send(self.relay)
+
+    def body(self) -> bytes:
+        """The whole body, as one bytes object from here on."""
+        pieces = self.pieces
+        if len(pieces) > 1:
+            self.pieces = pieces = [b"".join(pieces)]
+        return pieces[0] if pieces else b""
+
+    def upstream_body(self) -> bytes:
+        """The body as the engine is to get it: unchanged, but for a usage event that we ask for."""
+        body, seen, route = self.body(), self.peeked, self.route
+        if seen is not None and route is not None and route.usage_events and seen.stream and not seen.include_usage:
+            return with_usage(body, seen)
+        return body
+
+    @property
+    def strips_usage(self) -> bool:
+        """Did we ask for a usage event that the client did not ask for?"""
+        seen, route = self.peeked, self.route
+        return seen is not None and route is not None and route.usage_events and seen.stream and not seen.include_usage
+
+    def upstream_head(self, engine_head: bytes, size: int, forward_key: bool) -> bytes:
+        """The request head for an engine: hop-by-hop and nominated headers, and the key, stay here."""
+        lines = self.forward
+        if self.nominated is not None and self.nominated not in {b"keep-alive", b"close"}:
+            names = tuple(name.strip() + b":" for name in self.nominated.split(b",") if name.strip())
+            lines = [line for line in lines if not line.startswith(names)]
+        key = b"authorization: Bearer %b\r\n" % self._secret if forward_key and self._secret else b""
+        length = b"content-length: %d\r\n" % size if size or self.method == b"POST" else b""
+        tail = (b"x-request-id: ", self.request_id, b"\r\n", key, length, b"\r\n")
+        return b"".join((engine_head, *lines, *tail))
+
+    # ---- Owner: what the gateway says ------------------------------------------------------------------------
+
+    def queued(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+
+    def dispatched(self, lease: Lease) -> None:
+        self.ticket = lease.ticket
+        engine = self.site.engines[lease.engine.name]
+        self.relay = Relay(self, lease, engine)
+        engine.send(self.relay)
+
+    def refused(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        self.answer()
+
+    def aborted(self, lease: Lease) -> None:
+        del lease
+        if self.relay is not None:
+            self.relay.abort()
+
+    def client_gone(self) -> None:
+        """The connection closed. Whatever was generated is charged; the engine is told at once."""
+        ticket, relay = self.ticket, self.relay
+        if ticket is not None:
+            usage = None
+            if relay is not None:
+                usage = Usage(ticket.demand.input_tokens, relay.events, exact=False)
+            self.site.gateway.cancel(ticket, usage)
+        if relay is not None:
+            relay.abort()
+        self.drop_body()
+
+    def drop_body(self) -> None:
+        """The body is not needed any more."""
+        if self.body_size:
+            size, self.body_size = self.body_size, 0
+            self.pieces = []
+            self.site.release_bytes(size)
+
+    # ---- answers of our own ----------------------------------------------------------------------------------
+
+    def reject(
+        self, status: int, reason: str, message: str, *, code: str | None = None, param: str | None = None,
+        extra: bytes = b"",
+    ) -> None:  # fmt: skip
+        """Refuse at the protocol level; the first reason stays."""
+        if self.rejection is not None:
+            return
+        answer = TABLE[reason]
+        route = self.route
+        dialect = route.dialect if route is not None else Dialect.OPENAI
+        body = error_body(dialect, message=message, type=answer.type, code=code or answer.code, param=param)
+        if status < 500:
+            extra += b"x-should-retry: false\r\n"
+        extra += b"x-forebay-reason: %b\r\n" % reason.encode()
+        self._prepare(status, b"content-type: application/json\r\n" + extra, body)
+        self.site.audit.rejected(status, reason, self.request_id.decode("ascii"), message)
+
+    def _prepare(self, status: int, headers: bytes, body: bytes) -> None:
+        headers += b"content-length: %d\r\n" % len(body)
+        self.rejection = (status, headers + b"\r\n" + (b"" if self.method == b"HEAD" else body))
+
+    def answer(self) -> None:
+        """Write the refusal or rejection, and end. Runs when it is this request's turn."""
+        if self.answered:
+            return
+        if self.rejection is None:
+            assert self.refusal is not None
+            self._prepare_refusal(self.refusal)
+        assert self.rejection is not None
+        status, rest = self.rejection
+        self.answered = True
+        connection = self.connection
+        self.drop_body()
+        keep = self.keep_alive and connection.can_keep(self)
+        head = b"HTTP/1.1 %d %b\r\nx-request-id: %b\r\n%b" % (
+            status, REASON_PHRASES.get(status, "Refused").encode(), self.request_id or self.site.request_id(),
+            b"" if keep else b"connection: close\r\n",
+        )  # fmt: skip
+        connection.write(head + rest)
+        connection.ended(self, keep)
+
+    def _prepare_refusal(self, refusal: Refusal) -> None:
+        reason = refusal.reason.value
+        answer = TABLE[reason]
+        status = self.site.overload_status if answer.shared else answer.status
+        if reason == "draining":
+            self.keep_alive = False
+        route = self.route
+        dialect = route.dialect if route is not None else Dialect.OPENAI
+        body = error_body(dialect, message=explain(refusal), type=answer.type, code=answer.code)
+        headers = b"content-type: application/json\r\nx-forebay-reason: %b\r\n" % reason.encode()
+        headers += retry_headers(refusal.retry_after_ns) + self.rate_limit_headers()
+        self._prepare(status, headers, body)
+
+    def failed(self, reason: str, detail: str) -> None:
+        """The engine failed before a byte of the answer was sent."""
+        self.refusal = None
+        answer = TABLE[reason]
+        self.rejection = None
+        dialect = self.route.dialect if self.route is not None else Dialect.OPENAI
+        body = error_body(dialect, message=f"{detail}; {answer.advice}.", type=answer.type, code=answer.code)
+        headers = b"content-type: application/json\r\nx-forebay-reason: %b\r\n" % reason.encode()
+        self._prepare(answer.status, headers, body)
+        self.answer()
+
+    def rate_limit_headers(self) -> bytes:
+        """x-ratelimit-* of the key, when it has limits."""
+        key = self.key
+        if key is None:
+            return b""
+        budget = self.site.gateway.pipeline.budget(key.id)
+        if not budget.limited:
+            return b""
+        lines = b""
+        for name, limit, remaining, reset_ns in budget.headers(self.site.clock()):
+            lines += (
+                f"x-ratelimit-limit-{name}: {limit}\r\nx-ratelimit-remaining-{name}: {remaining}\r\n"
+                f"x-ratelimit-reset-{name}: {go_duration(reset_ns)}\r\n"
+            ).encode()
+        return lines
+
+
+def _opaque(body: bytes) -> Peek:
+    """A body that is not JSON (audio): priced by its size, one token per 320 bytes of sound."""
+    return Peek(counted_tokens=len(body) // 320 + 1, byte_class=ByteClass.ASCII)
+
+
+def _milliseconds(value: bytes) -> int | None:
+    """Seconds as the SDK writes them (600, 600.0, None)."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        return None
+    return int(seconds * 1000) if 0 < seconds < 1e6 else None

@@ -1,0 +1,391 @@
+"""Carries one answer from an engine to a client, and reads in passing what it cost.
+
+Bytes of a body reach the client as they were received; only the framing is ours. The status line of a stream is held
+until its first event (or a moment), because engines send some refusals as the first event of a 200. The usage event
+that the gateway asked for is taken out again when the client did not ask for it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from forebay.core.events import Failed, Finished, FirstToken, Undelivered
+from forebay.core.instant import SECOND
+from forebay.core.model import Lease, Usage
+from forebay.core.outcome import FailReason
+from forebay.engines.pool import Breakage, Upstream
+from forebay.ingress.http.routes import Dialect
+from forebay.ingress.http.usage import UsageReader, first_event_error
+from forebay.ingress.status import REASON_PHRASES, error_body, retry_headers
+
+if TYPE_CHECKING:
+    from forebay.engines.openai import OpenAIEngine
+    from forebay.ingress.http.inbound import Inbound
+
+EVENT_MAX = 16 * 1024 * 1024  # bytes of one event that may be held back
+INFLATED_MAX = 256 * 1024 * 1024
+RETRY_AFTER_MOST_S = 55
+ENGINE_BUSY = frozenset({429, 503, 529})
+NO_BODY = frozenset({204, 304})
+
+# Hop-by-hop response headers, and those that are ours to set.
+DROPPED = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
+    b"upgrade", b"content-length", b"x-request-id", b"retry-after", b"retry-after-ms", b"x-should-retry",
+    b"server-timing",
+    b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests",
+    b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens",
+})  # fmt: skip
+
+CRLF = b"\r\n"
+
+
+class Relay:
+    """One answer. Implements `engines.pool.Exchange`."""
+
+    __slots__ = (
+        "_chunked",
+        "_close_after",
+        "_first_token",
+        "_head",
+        "_head_sent",
+        "_held",
+        "_inflate",
+        "_inflated_bytes",
+        "_length",
+        "_lines",
+        "_reader",
+        "_retry_after",
+        "_sse",
+        "_status",
+        "alive_at",
+        "connection",
+        "engine",
+        "gone",
+        "inbound",
+        "lease",
+    )
+
+    def __init__(self, inbound: Inbound, lease: Lease | None, engine: OpenAIEngine) -> None:
+        self.inbound = inbound
+        self.lease = lease
+        self.engine = engine
+        self.connection: Upstream | None = None
+        self.gone = False
+        self.alive_at = 0.0
+        self._status = 0
+        self._lines: list[bytes] = []
+        self._head = b""
+        self._head_sent = False
+        self._held = b""
+        self._length: int | None = None
+        self._chunked = False
+        self._close_after = False
+        self._sse = False
+        self._first_token = False
+        self._reader: UsageReader | None = None
+        self._inflate: Any = None
+        self._inflated_bytes = 0
+        self._retry_after: int | None = None
+
+    @property
+    def events(self) -> int:
+        """Stream events seen so far: about the tokens that were generated."""
+        return self._reader.events if self._reader is not None else 0
+
+    # ---- towards the engine ----------------------------------------------------------------------------------
+
+    def payload(self) -> list[bytes]:
+        inbound = self.inbound
+        body = inbound.upstream_body()
+        method = b"GET" if inbound.method == b"HEAD" else inbound.method
+        engine = self.engine
+        head = inbound.upstream_head(engine.head(method, inbound.target), len(body), engine.forward_key)
+        if not body:
+            return [head]
+        # One segment leaves in one write; a large body is not copied for it.
+        return [head + body] if len(body) < 65_536 else [head, body]
+
+    def connected(self, connection: Upstream) -> None:
+        self.connection = connection
+
+    def abort(self) -> None:
+        """The client left, or the drain is over."""
+        if self.gone:
+            return
+        self.gone = True
+        self.inbound.site.hold.release(self)
+        if self.connection is not None:
+            self.connection.abort()
+            self.connection = None
+
+    def pause(self) -> None:
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        if self.connection is not None:
+            self.connection.resume()
+
+    # ---- from the engine -------------------------------------------------------------------------------------
+
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._status = status
+        lines = self._lines
+        dropped: frozenset[bytes] | set[bytes] = DROPPED
+        for name, value in headers:
+            if name == b"connection":
+                extra = {token.strip().lower() for token in value.split(b",")} - {b"close", b"keep-alive"}
+                dropped = dropped | extra if extra else dropped
+        for name, value in headers:
+            if name == b"content-length":
+                self._length = int(value) if value.isdigit() else None
+            elif name == b"retry-after":
+                self._retry_after = _sane_retry_after(value)
+            if name in dropped:
+                continue
+            if name == b"content-type":
+                self._sse = value.startswith(b"text/event-stream")
+            elif name == b"content-encoding" and value.lower() in {b"gzip", b"x-gzip", b"deflate"}:
+                self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
+                self._length = None
+                continue
+            lines.append(b"%b: %b\r\n" % (name, value))
+        inbound = self.inbound
+        if self.lease is not None:
+            self._reader = UsageReader(sse=self._sse, strip=self._sse and status == 200 and inbound.strips_usage)
+        if self._sse:
+            if self._inflate is None:
+                self._length = self._length if self._reader is None or not self._reader.strip else None
+            site = inbound.site
+            self.alive_at = site.loop.time()
+            site.hold.watch(self)
+
+    def body(self, pieces: list[bytes], done: bool) -> None:
+        if self.gone:
+            return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if self._inflate is not None:
+            try:
+                data = self._inflated(data, done)
+            except zlib.error as error:
+                self.broke(Breakage.GARBLED, f"its compressed body is corrupt ({error})")
+                return
+        reader = self._reader
+        if reader is not None:
+            if self._sse and not self._first_token and b"data:" in data:
+                self._first_token = True
+                assert self.lease is not None
+                self.inbound.site.gateway.report(FirstToken(self.lease))
+            data = reader.pass_through(data, done)
+            if reader.pending > EVENT_MAX:
+                self.broke(Breakage.GARBLED, "an event of the stream is too large")
+                return
+            if reader.finished and not done:
+                # The stream said its last word though the message is still open: the client need not wait for framing.
+                connection, self.connection = self.connection, None
+                if connection is not None:
+                    connection.finish_alone()
+                done = True
+        if not self._head_sent:
+            if self._sse and not done and b"\n\n" not in (held := self._held + data) and b"\r\n\r\n" not in held:
+                self._held = held
+                return
+            data, self._held = self._held + data, b""
+            if self._sse and self._refused_inside(data):
+                return
+        self._forward(data, done)
+        if done:
+            self._finish()
+
+    def _inflated(self, data: bytes, done: bool) -> bytes:
+        """The plain bytes of a compressed body, bounded. Raises zlib.error."""
+        plain: bytes = self._inflate.decompress(data, INFLATED_MAX - self._inflated_bytes)
+        self._inflated_bytes += len(plain)
+        if self._inflate.unconsumed_tail:
+            raise zlib.error("it inflates to more than is allowed")
+        if done and not self._inflate.eof:
+            raise zlib.error("it ends too early")
+        return plain
+
+    def _forward(self, data: bytes, done: bool) -> None:
+        """Write body bytes in the client's framing, with the head when it was not sent yet: one write."""
+        if not self._head_sent:
+            head = self._render_head()
+            if self.inbound.method == b"HEAD":
+                self.inbound.connection.write(head)
+                return
+        elif self.inbound.method == b"HEAD":
+            return
+        else:
+            head = b""
+        if self._chunked:
+            if data:
+                head += b"%x\r\n%b\r\n" % (len(data), data)
+            if done:
+                head += b"0\r\n\r\n"
+        else:
+            head = head + data if head else data
+        if head:
+            self.inbound.connection.write(head)
+
+    def _render_head(self) -> bytes:
+        """Decide the framing and render the head."""
+        inbound = self.inbound
+        self._head_sent = True
+        if self._sse:
+            inbound.site.hold.release(self)
+        status = self._status
+        lines = self._lines
+        if status in NO_BODY:
+            pass
+        elif self._length is not None:
+            lines.append(b"content-length: %d\r\n" % self._length)
+        elif inbound.version_1_0:
+            self._close_after = True
+        else:
+            self._chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        lease = self.lease
+        if lease is not None:
+            wait_us = (lease.ticket.dispatched - lease.ticket.arrived) // 1000
+            lines.append(b"server-timing: queue;dur=%d.%03d\r\n" % divmod(wait_us, 1000))
+            if status in ENGINE_BUSY:
+                status = inbound.site.overload_status
+                lines.append(b"x-forebay-reason: engine_error\r\n" + retry_headers(self._come_back_ns()))
+            elif self._retry_after is not None:
+                lines.append(retry_headers(self._retry_after * SECOND))
+            lines.append(inbound.rate_limit_headers())
+        if self._sse:
+            lines.append(b"x-accel-buffering: no\r\n")
+        keep = inbound.keep_alive and not self._close_after and not inbound.site.draining
+        if not keep:
+            self._close_after = True
+            lines.append(b"connection: close\r\n")
+        elif inbound.version_1_0:
+            lines.append(b"connection: keep-alive\r\n")
+        phrase = REASON_PHRASES.get(status, "OK" if status < 300 else "Status").encode()
+        return b"HTTP/1.1 %d %b\r\nx-request-id: %b\r\n%b\r\n" % (status, phrase, inbound.request_id, b"".join(lines))
+
+    def _come_back_ns(self) -> int:
+        """When to come back to a busy engine: as it says, else by our own ladder."""
+        if self._retry_after is not None:
+            return self._retry_after * SECOND
+        assert self.lease is not None
+        pool, now = self.lease.ticket.pool, self.inbound.site.clock()
+        wait_ns: int = pool.ladder.next_ns(pool.drain_rate(now), now)
+        return wait_ns
+
+    def held_long_enough(self) -> None:
+        """The first event does not come: the client gets the head now."""
+        if not self._head_sent and not self.gone:
+            data, self._held = self._held, b""
+            self._forward(data, False)
+
+    def _refused_inside(self, data: bytes) -> bool:
+        """A 200 whose first event is an error is the refusal that it should have been."""
+        if self._status != 200 or (refused := first_event_error(data)) is None:
+            return False
+        self._status, body = refused
+        self._sse = False
+        self.inbound.site.hold.release(self)
+        self._lines = [b"content-type: application/json\r\n"]
+        self._length = len(body)
+        self._reader = UsageReader(sse=False, strip=False)
+        if self.connection is not None:
+            self.connection.abort()
+            self.connection = None
+        self._forward(body, True)
+        self._finish()
+        return True
+
+    def _finish(self) -> None:
+        """The answer is whole."""
+        self.gone = True
+        self.connection = None
+        inbound, lease = self.inbound, self.lease
+        if lease is None:
+            inbound.connection.ended(inbound, not self._close_after)
+            return
+        status, reader = self._status, self._reader
+        assert reader is not None
+        inbound.connection.ended(inbound, not self._close_after)
+        report = inbound.site.gateway.report
+        if status in ENGINE_BUSY:
+            report(Failed(lease, FailReason.ENGINE_ERROR, blame=False))
+        elif status >= 500:
+            report(Failed(lease, FailReason.ENGINE_ERROR))
+        elif status >= 400:
+            report(Finished(lease, None))
+        elif (usage := reader.usage(lease.ticket.demand.input_tokens)) is not None:
+            report(Finished(lease, usage))
+        elif lease.ticket.request.generates or reader.error:
+            # A success without content: an error object, a page of HTML, nothing.
+            report(Failed(lease, FailReason.ENGINE_ERROR, blame=False))
+        else:
+            report(Finished(lease, Usage(lease.ticket.demand.input_tokens, 0, exact=False)))
+
+    def broke(self, breakage: Breakage, detail: str) -> None:
+        if self.gone:
+            return
+        self.gone = True
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.abort()
+        inbound, lease = self.inbound, self.lease
+        inbound.site.hold.release(self)
+        if breakage is Breakage.UNDELIVERED and lease is not None:
+            inbound.relay = None
+            inbound.site.gateway.report(Undelivered(lease))
+            return
+        timed_out = breakage is Breakage.TIMEOUT
+        reason = FailReason.ENGINE_TIMEOUT if timed_out else FailReason.ENGINE_ERROR
+        text = f"{breakage.value}: {detail}" if detail else breakage.value
+        if self._head_sent:
+            self._break_off(reason, text)
+        else:
+            inbound.failed(reason.value, text)
+        if lease is not None:
+            usage = None
+            if self.events:
+                usage = Usage(lease.ticket.demand.input_tokens, self.events, exact=False)
+            inbound.site.gateway.report(Failed(lease, reason, usage))
+
+    def _break_off(self, reason: FailReason, text: str) -> None:
+        """The answer had begun: say so in the stream's own form, then end the connection."""
+        inbound = self.inbound
+        if self._sse:
+            dialect = inbound.route.dialect if inbound.route is not None else Dialect.OPENAI
+            body = error_body(dialect, message=text, type="server_error", code=reason.value)
+            event = b"event: error\ndata: " if dialect is Dialect.ANTHROPIC else b"data: "
+            event = b"\n\n" * bool(self._reader is not None and self._reader.inside_event) + event + body + b"\n\n"
+            if self._chunked:
+                inbound.connection.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+            else:
+                inbound.connection.write(event)
+        inbound.connection.ended(inbound, False)
+
+    def stop(self, reason: FailReason, text: str) -> None:
+        """The gateway itself ends it (the drain is over)."""
+        if self.gone:
+            return
+        if not self._head_sent:
+            self.broke(Breakage.BROKEN, text)
+            return
+        self.gone = True
+        if self.connection is not None:
+            self.connection.abort()
+            self.connection = None
+        self._break_off(reason, text)
+        if self.lease is not None:
+            usage = Usage(self.lease.ticket.demand.input_tokens, self.events, exact=False)
+            self.inbound.site.gateway.report(Failed(self.lease, reason, usage, blame=False))
+
+
+def _sane_retry_after(value: bytes) -> int | None:
+    """Whole seconds from 1 to 55, or None for anything that cannot be used as it is."""
+    text = value.strip()
+    if text.isdigit() and len(text) < 7:
+        return min(RETRY_AFTER_MOST_S, max(1, int(text)))
+    return None

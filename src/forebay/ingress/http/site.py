@@ -1,0 +1,120 @@
+"""What every connection of the data port shares: the gateway, routes, keys, limits, time-outs and counters."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
+
+from forebay.config.build import KeyEntry
+from forebay.engines.deadlines import Deadlines
+from forebay.engines.openai import OpenAIEngine
+from forebay.ingress.http.routes import Routes
+from forebay.live.gateway import Gateway
+
+if TYPE_CHECKING:
+    from forebay.ingress.http.relay import Relay
+    from forebay.ingress.http.server import ServerConnection
+
+KEYS_CACHED = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Bounds of the data port. Sizes in bytes, times in seconds."""
+
+    body_bytes: int = 32 * 1024 * 1024
+    buffered_bytes: int = 256 * 1024 * 1024  # bodies in memory, uploads in progress included
+    header_bytes: int = 64 * 1024
+    headers: int = 128
+    connections: int = 20_000
+    header_s: float = 10.0  # for a whole request head
+    body_grace_s: float = 30.0  # beyond what the least body rate allows
+    body_bytes_per_s: int = 1024
+    keep_alive_s: float = 75.0  # above the 60 s that load balancers keep connections for
+    stalled_reader_s: float = 120.0  # a client that reads nothing of its answer
+    hold_status_s: float = 0.075  # longest that a 200 waits for its first event
+    linger_s: float = 2.0  # for the rest of a body that was refused unread
+
+
+class Audit(Protocol):
+    """Told of requests that never reach the pipeline."""
+
+    def rejected(self, status: int, reason: str, request_id: str, detail: str) -> None:
+        """The protocol layer refused one."""
+        ...
+
+    def passed(self, route: str) -> None:
+        """A control request was passed on."""
+        ...
+
+
+@dataclass(slots=True)
+class Site:
+    """Shared by all connections; lives as long as the server."""
+
+    loop: asyncio.AbstractEventLoop
+    gateway: Gateway
+    engines: Mapping[str, OpenAIEngine]
+    routes: Routes
+    keys: Mapping[bytes, KeyEntry]  # by sha256 of the secret
+    anonymous: KeyEntry | None  # None: a key is required
+    limits: HttpLimits
+    audit: Audit
+    overload_status: int = 503
+    clock: Callable[[], int] = field(init=False)
+    ready: Callable[[], bool] = lambda: True
+    buffered_bytes: int = 0
+    draining: bool = False
+    connections: set[ServerConnection] = field(default_factory=set)
+    held: deque[ServerConnection] = field(default_factory=deque)  # senders that wait for buffer room
+    keep_alive: Deadlines[ServerConnection] = field(init=False)
+    header: Deadlines[ServerConnection] = field(init=False)
+    body: Deadlines[ServerConnection] = field(init=False)
+    linger: Deadlines[ServerConnection] = field(init=False)
+    stalled: Deadlines[ServerConnection] = field(init=False)
+    hold: Deadlines[Relay] = field(init=False)
+    _cached: dict[bytes, KeyEntry] = field(default_factory=dict)
+    _request_ids: count[int] = field(default_factory=lambda: count(1))
+    _id_prefix: bytes = field(default_factory=lambda: b"fb-" + os.urandom(5).hex().encode() + b"-")
+
+    def __post_init__(self) -> None:
+        from forebay.ingress.http.relay import Relay
+        from forebay.ingress.http.server import ServerConnection
+
+        limits, loop = self.limits, self.loop
+        self.clock = self.gateway.clock
+        self.keep_alive = Deadlines(loop, limits.keep_alive_s, ServerConnection.idle_for_too_long)
+        self.header = Deadlines(loop, limits.header_s, ServerConnection.head_too_slow)
+        self.body = Deadlines(loop, limits.body_grace_s, ServerConnection.body_too_slow)
+        self.linger = Deadlines(loop, limits.linger_s, ServerConnection.lingered)
+        self.stalled = Deadlines(loop, limits.stalled_reader_s, ServerConnection.reader_stalled)
+        self.hold = Deadlines(loop, limits.hold_status_s, Relay.held_long_enough)
+
+    def request_id(self) -> bytes:
+        """A fresh id, unique to this process and its runs."""
+        return self._id_prefix + b"%x" % next(self._request_ids)
+
+    def key(self, secret: bytes) -> KeyEntry | None:
+        """Whose secret this is. Only secrets that were right are remembered, so wrong ones leave no state."""
+        entry = self._cached.get(secret)
+        if entry is None:
+            entry = self.keys.get(hashlib.sha256(secret).digest())
+            if entry is not None and len(self._cached) < KEYS_CACHED:
+                self._cached[secret] = entry
+        return entry
+
+    def release_bytes(self, size: int) -> None:
+        """Bodies left memory: senders that were held for want of room go on."""
+        self.buffered_bytes -= size
+        while self.held and self.buffered_bytes < self.limits.buffered_bytes:
+            self.held.popleft().release_sender()
+
+    def stop(self) -> None:
+        for deadlines in (self.keep_alive, self.header, self.body, self.linger, self.stalled, self.hold):
+            deadlines.stop()

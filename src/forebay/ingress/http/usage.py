@@ -1,0 +1,214 @@
+"""Reads what an answer cost while its bytes go by.
+
+JSON answers are kept (up to a bound) and decoded once at the end for their `usage` alone. Streams are watched by their
+last bytes: engines put the usage, or a running total of it, near the end; the last one counts. Events are counted, so
+that a stream without usage, or one that broke off, is charged for what was generated.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from forebay.core.model import Usage
+
+TAIL = 4096
+KEPT_MAX = 1024 * 1024
+DONE = b"data: [DONE]"
+
+
+class _UsageFields(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _UsageFields | None = None
+    error: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _ErrorFields(msgspec.Struct):
+    message: Any = None
+    code: Any = None
+
+
+class _ErrorEvent(msgspec.Struct):
+    error: _ErrorFields
+    choices: msgspec.Raw = msgspec.Raw(b"")
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_error_event = msgspec.json.Decoder(_ErrorEvent).decode
+_scan = json.JSONDecoder().raw_decode
+
+
+class UsageReader:
+    """Watches one answer."""
+
+    __slots__ = ("_carry", "_kept", "_kept_bytes", "_sse", "_tail", "error", "events", "finished", "strip")
+
+    def __init__(self, *, sse: bool, strip: bool) -> None:
+        self.strip = strip  # take the usage event out
+        self.events = 0
+        self.finished = False  # the stream's terminator went by
+        self.error = False  # the answer is an error object
+        self._sse = sse
+        self._tail = b""
+        self._carry = b""
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
+
+    @property
+    def pending(self) -> int:
+        """Bytes held back until their event is whole."""
+        return len(self._carry)
+
+    @property
+    def inside_event(self) -> bool:
+        """Did the stream stop in the middle of an event?"""
+        return bool(self._tail) and not self._tail.endswith((b"\n\n", b"\r\n\r\n"))
+
+    def pass_through(self, data: bytes, done: bool) -> bytes:
+        """Look at the next bytes; returns those that the client gets now."""
+        if not self._sse:
+            if self._kept_bytes <= KEPT_MAX:
+                self._kept.append(data)
+                self._kept_bytes += len(data)
+            else:
+                self._tail = (self._tail + data)[-TAIL:]
+            return data
+        self.events += data.count(b"data:")
+        self._tail = data if len(data) >= TAIL else self._tail[-TAIL:] + data
+        if b"[DONE]" in data and self._terminated():
+            self.finished = True
+            self.events -= 1
+        if not self.strip:
+            return data
+        return self._without_usage_event(data, done or self.finished)
+
+    def _terminated(self) -> bool:
+        at = self._tail.rfind(DONE)
+        return at == 0 or (at > 0 and self._tail[at - 1 : at] == b"\n")
+
+    def _without_usage_event(self, data: bytes, last: bool) -> bytes:
+        if self._carry:
+            data = self._carry + data
+            self._carry = b""
+        if not last and not data.endswith(b"\n\n"):
+            cut = _end_of_last_event(data)
+            self._carry, data = data[cut:], data[:cut]
+        if b'"usage"' not in data:
+            return data
+        kept = []
+        for event in _split_events(data):
+            if b'"usage"' in event and _is_usage_only(event):
+                self.events -= 1
+            else:
+                kept.append(event)
+        return b"".join(kept)
+
+    def usage(self, estimated_input: int) -> Usage | None:
+        """What the answer cost; None when it has no usage and nothing was generated."""
+        if self._sse:
+            found = self._last_usage(self._tail, estimated_input)
+            if found is not None:
+                return found
+            return Usage(estimated_input, self.events, exact=False) if self.events > 0 else None
+        if self._kept_bytes > KEPT_MAX:
+            return self._last_usage(self._tail, estimated_input) or Usage(estimated_input, 0, exact=False)
+        try:
+            answer = _decode_answer(self._kept[0] if len(self._kept) == 1 else b"".join(self._kept))
+        except (msgspec.DecodeError, IndexError):
+            return None
+        self.error = bytes(answer.error) not in {b"", b"null"}
+        return _to_usage(answer.usage, estimated_input)
+
+    @staticmethod
+    def _last_usage(tail: bytes, estimated_input: int) -> Usage | None:
+        """The last usage object in these bytes."""
+        at = tail.rfind(b'"usage"')
+        while at >= 0:
+            start = tail.find(b"{", at, at + 16)
+            if start >= 0:
+                try:
+                    value, _ = _scan(tail[start:].decode("utf-8", "replace"))
+                    found = _to_usage(msgspec.convert(value, _UsageFields), estimated_input)
+                except (ValueError, RecursionError, msgspec.ValidationError):
+                    found = None
+                if found is not None:
+                    return found
+            at = tail.rfind(b'"usage"', 0, at)
+        return None
+
+
+def _to_usage(fields: _UsageFields | None, estimated_input: int) -> Usage | None:
+    """Usage under either family of names; exact only when the engine gave the input too."""
+    if fields is None:
+        return None
+    tokens_in = fields.prompt_tokens if fields.prompt_tokens is not None else fields.input_tokens
+    tokens_out = fields.completion_tokens if fields.completion_tokens is not None else fields.output_tokens
+    if tokens_in is None and tokens_out is None:
+        tokens_in = fields.total_tokens
+        if tokens_in is None:
+            return None
+    exact = tokens_in is not None
+    usage = Usage(tokens_in if tokens_in is not None else estimated_input, tokens_out or 0, exact)
+    return usage if usage.input_tokens >= 0 and usage.output_tokens >= 0 else None
+
+
+def _end_of_last_event(data: bytes) -> int:
+    """Where the last whole event ends; 0 when there is none."""
+    lf, crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
+    return max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
+
+
+def _split_events(data: bytes) -> list[bytes]:
+    """Events with their blank lines. Only LF LF and CRLF CRLF end an event; no other character ends a line."""
+    ending = b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"
+    parts = data.split(ending)
+    return [part + ending for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def _event_data(event: bytes) -> bytes | None:
+    """The data of an event of one data line."""
+    for line in event.split(b"\n"):
+        if line.startswith(b"data:"):
+            return line[5:].strip()
+    return None
+
+
+def _is_usage_only(event: bytes) -> bool:
+    """Is this the event that include_usage adds: usage, and no choices?"""
+    data = _event_data(event)
+    if data is None:
+        return False
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return isinstance(value, dict) and value.get("choices") == [] and isinstance(value.get("usage"), dict)
+
+
+def first_event_error(data: bytes) -> tuple[int, bytes] | None:
+    """(status, JSON body) when the first event of a stream is an error, else None."""
+    if b'"error"' not in data:
+        return None
+    body = _event_data(_split_events(data)[0])
+    if body is None:
+        return None
+    try:
+        event = _decode_error_event(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if memoryview(event.choices):
+        return None
+    code = event.error.code
+    if isinstance(code, str) and code.isdigit():
+        code = int(code)
+    status = code if isinstance(code, int) and 400 <= code <= 599 else 502
+    return status, body
