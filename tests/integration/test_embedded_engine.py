@@ -131,7 +131,7 @@ def test_chunked_and_crowded_greedy_answers_are_the_lone_ones(real: Real) -> Non
     prompts = [real.tokenizer.encode_chat([{"role": "user", "content": each}]) for each in questions]
 
     def answers(slots: int, every: int) -> dict[str, list[int]]:
-        scheduler = Scheduler(slots, 256, chunk_rows=16, idle_rows=64)
+        scheduler = Scheduler(slots, 256, busy_rows=16, idle_rows=64)
         tokens: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
         steps = 0
         pending = list(enumerate(prompts))
@@ -298,7 +298,7 @@ def test_a_long_prompt_does_not_stop_the_others_tokens(engine: Process) -> None:
     assert engine.metric("vllm:prompt_tokens_total") - computed == 240
     assert watcher.is_alive(), "the answer went on beyond the long prompt"
     watcher.join()
-    # 240 rows at once take several times the step of 32; the bound is loose because the machine may be shared.
+    # 240 rows at once take several times the step of 64; the bound is loose because the machine may be shared.
     assert max(gaps) < 1.0
 
 

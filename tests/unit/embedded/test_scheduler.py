@@ -54,7 +54,7 @@ def step(scheduler: Scheduler, token: int = 0) -> list[Event]:
 
 
 def test_a_prompt_gives_its_first_token_when_its_last_chunk_is_through() -> None:
-    scheduler = Scheduler(2, 64, chunk_rows=4, idle_rows=8)
+    scheduler = Scheduler(2, 64, busy_rows=5, idle_rows=8)
     scheduler.add(sequence("a", 11))
     assert shape(scheduler.plan()) == [("a", 0, 8, "nothing")]
     assert step(scheduler) == []
@@ -64,7 +64,7 @@ def test_a_prompt_gives_its_first_token_when_its_last_chunk_is_through() -> None
 
 
 def test_generating_goes_on_while_a_long_prompt_is_computed_in_small_chunks() -> None:
-    scheduler = Scheduler(2, 64, chunk_rows=4, idle_rows=8)
+    scheduler = Scheduler(2, 64, busy_rows=5, idle_rows=8)
     scheduler.add(sequence("a", 2))
     step(scheduler)
     scheduler.add(sequence("b", 10))
@@ -80,8 +80,17 @@ def test_generating_goes_on_while_a_long_prompt_is_computed_in_small_chunks() ->
     ]
 
 
+def test_many_answers_leave_prompts_a_quarter_of_the_step() -> None:
+    scheduler = Scheduler(8, 64, busy_rows=8, idle_rows=99)
+    for name in "abcdefg":
+        scheduler.add(sequence(name, 1))
+    step(scheduler)
+    scheduler.add(sequence("p", 9))
+    assert shape(scheduler.plan())[-1] == ("p", 0, 2, "nothing")
+
+
 def test_short_prompts_share_one_step() -> None:
-    scheduler = Scheduler(4, 64, chunk_rows=4, idle_rows=8)
+    scheduler = Scheduler(4, 64, busy_rows=5, idle_rows=8)
     for name in "abc":
         scheduler.add(sequence(name, 3))
     assert shape(scheduler.plan()) == [("a", 0, 3, "token"), ("b", 0, 3, "token"), ("c", 0, 2, "nothing")]
@@ -163,7 +172,7 @@ def test_the_cache_usage_is_the_written_part() -> None:
 
 def test_every_sequence_ends_once_and_slots_are_never_shared() -> None:
     chance = random.Random(11)
-    scheduler = Scheduler(3, 32, chunk_rows=5, idle_rows=9)
+    scheduler = Scheduler(3, 32, busy_rows=5, idle_rows=9)
     ended: dict[str, str] = {}
     added = aborted = 0
     for _ in range(600):

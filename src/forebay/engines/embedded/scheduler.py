@@ -122,14 +122,15 @@ class Scheduler:
     Args:
         slots: sequences that run at once.
         context: most positions of a sequence, prompt and answer together.
-        chunk_rows: most prompt tokens in a step that also generates: bounds how long a prompt delays the others.
+        busy_rows: tokens of a step that generates, prompts' and answers' together: bounds how long prompts delay the
+            answers. Prompts get a quarter of it even when the answers take it all.
         idle_rows: most prompt tokens in a step that delays nobody.
         max_waiting: most sequences that wait for a slot.
     """
 
     slots: int
     context: int
-    chunk_rows: int = 32
+    busy_rows: int = 64
     idle_rows: int = 128
     max_waiting: int = 1024
     totals: Totals = field(default_factory=Totals)
@@ -188,7 +189,8 @@ class Scheduler:
             for sequence in sorted(self._running.values(), key=_slot_of)
             if sequence.prefilled
         ]
-        budget = self.chunk_rows if spans else self.idle_rows
+        busy = max(self.busy_rows - len(spans), self.busy_rows // 4)
+        budget = busy if spans else self.idle_rows
         for sequence in self._running.values():
             if budget == 0:
                 break
