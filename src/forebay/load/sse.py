@@ -91,7 +91,8 @@ class SseCounter:
         ):
             self._read(data[:end], now_ns)
         else:
-            self.events += data.count(b"\n\n")
+            # Separators followed by data: a keep-alive comment is no token.
+            self.events += data.count(b"\n\ndata:", 0, end) + data.startswith(b"data:")
 
     def _read(self, events: bytes, now_ns: int) -> None:
         for event in events.split(b"\n\n"):

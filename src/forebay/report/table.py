@@ -65,9 +65,11 @@ def stretches(runs: Sequence[RunResult]) -> list[tuple[str, list[Figures]]]:
     return parts
 
 
-def comparison(runs: Sequence[RunResult]) -> Table:
+def comparison(runs: Sequence[RunResult], width: int = 80) -> Table:
     """Every phase and the whole, each with one line per run, so that the runs stand under one another."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), expand=False)
+    # Eighty columns hold it with single spaces; a wider terminal gives room.
+    padding = (0, 1) if width >= 100 else 0
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=padding)
     table.add_column("load", no_wrap=True)
     table.add_column("mode", style="bold", no_wrap=True)
     for name in COLUMNS:
@@ -87,7 +89,7 @@ LEGEND = (
 
 def print_comparison(console: Console, runs: Sequence[RunResult]) -> None:
     """The table, its legend, and what else happened that a reader must know."""
-    console.print(comparison(runs))
+    console.print(comparison(runs, console.width))
     console.print(LEGEND, style="dim", width=min(console.width, 110))
     for run in runs:
         note = _outcome_note(run)

@@ -78,6 +78,12 @@ def test_comments_and_named_events_are_passed_over() -> None:
     assert (counter.output_tokens, counter.finished, counter.error) == (1, True, "")
 
 
+def test_keep_alives_after_the_first_token_are_no_tokens() -> None:
+    ping = b": keep-alive\n\n"
+    counter = fed([event("a"), ping, ping + event("b") + ping, event("c") + event("d"), b"event: ping\n\n"])
+    assert counter.output_tokens == 4
+
+
 def test_what_is_no_completion_chunk_is_an_error() -> None:
     assert "not a completion chunk" in fed([b"data: <html>\n\n"]).error
 
