@@ -79,7 +79,7 @@ class Run:
         steps: tuple[tuple[str, Callable[[Running, Load], measures.Metrics]], ...] = (
             ("requests", lambda running, load: measures.requests(running, self._upstream, load, self._folder)),
             ("chunks", lambda running, load: measures.chunks(running, self._upstream, load)),
-            ("latency", measures.latency),
+            ("latency", lambda running, load: measures.latency(running, self._running[_DIRECT], load)),
             ("refusals", lambda running, load: measures.refusals(running, self._upstream, load, self._folder)),
         )
         names = list(self._running)
@@ -95,7 +95,6 @@ class Run:
                         if metrics:
                             shown = "  ".join(f"{key} {value:,.1f}" for key, value in metrics.items())
                             _say(f"round {number + 1}/{len(self.rounds)}  {name}: {shown}")
-        tables.add_latency_over_direct(self.rounds)
 
     def measure_memory(self) -> None:
         """Memory per idle connection and per queued request, each on a process started for it."""

@@ -59,17 +59,6 @@ COMPARISONS: Final = (
 )
 
 
-def add_latency_over_direct(rounds: Rounds) -> None:
-    """Give every proxy of every round its percentiles minus those of the direct row of the same round."""
-    for proxies in rounds:
-        direct = proxies.get("direct", {})
-        for name, metrics in proxies.items():
-            for share in ("p50", "p99"):
-                key = f"latency_{share}_us"
-                if name != "direct" and key in metrics and key in direct:
-                    metrics[f"added_{share}_us"] = metrics[key] - direct[key]
-
-
 def summarize(rounds: Rounds) -> dict[str, dict[str, Spread]]:
     """The spread of every metric of every proxy."""
     summary: dict[str, dict[str, Spread]] = {}

@@ -58,7 +58,8 @@ _STREAM_HEAD: Final = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
-_TOKEN: Final = _chunk(b'"content":" turbine"')
+# Two in turn: LiteLLM ends a stream whose chunks repeat a hundred times as a runaway model.
+_TOKENS: Final = (_chunk(b'"content":" turbine"'), _chunk(b'"content":" forebay"'))
 _LAST_TOKEN: Final = _chunk(b'"content":"."', b'"stop"')
 _USAGE: Final = _event(
     b'{"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1764500000,"model":"bench",'
@@ -130,7 +131,7 @@ class Engine(asyncio.Protocol):
             self._transport.write(_LAST_TOKEN)
             self._transport.write(end)
             return
-        self._transport.write(_TOKEN)
+        self._transport.write(_TOKENS[sent & 1])
         sent += 1
         self._timer = self._loop.call_at(start + sent * self._interval_s, self._stream, start, sent, chunks, end)
 
