@@ -215,7 +215,7 @@ def test_a_value_from_the_environment_or_a_flag_is_named_by_it() -> None:
         ('[[keys.static]]\nid = "anonymous"\nsecret = "s"', 'f.toml:2: [[keys.static]] id: "anonymous" is reserved'),
         (
             '[[keys.static]]\nid = "a"\nsecret = "s"\nroutes = ["chta"]',
-            'f.toml:4: [[keys.static]] routes[0]: "chta" is no',
+            'f.toml:4: [[keys.static]] routes[0]: "chta"',
         ),
         ('[[routes]]\npath = "/x*"', 'f.toml:2: [[routes]] path: is "/x*", which is not allowed'),
         ("[limits.default]\ntokens_per_second = 1\nburst_s = 0.5", "f.toml:3: [limits.default] burst_s: allows less"),
