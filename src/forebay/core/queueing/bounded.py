@@ -14,7 +14,7 @@ from forebay.core.instant import Instant
 from forebay.core.model import Ticket, TicketState
 from forebay.core.queueing.fairness import VirtualClock
 
-LEFTOVERS_MAX = 64
+LEFTOVERS_MAX = 192
 
 
 class FairQueue:
@@ -35,7 +35,7 @@ class FairQueue:
     def push(self, ticket: Ticket) -> None:
         """Add a ticket; its `expires` must be set."""
         request = ticket.request
-        ticket.start_tag = self._clock.start_tag(request.flow or request.key, ticket.demand.tokens)
+        ticket.start_tag = self._clock.start_tag((request.flow or request.key, request.priority), ticket.demand.tokens)
         heappush(self._turns, (-request.priority, ticket.start_tag, ticket.sequence, ticket))
         heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
         self._arrivals.append(ticket)
@@ -76,7 +76,7 @@ class FairQueue:
     def remove(self, ticket: Ticket) -> None:
         """Take out a ticket that leaves unserved. The caller sets its state."""
         request = ticket.request
-        self._clock.withdrawn(request.flow or request.key, ticket.demand.tokens)
+        self._clock.withdrawn((request.flow or request.key, request.priority), ticket.demand.tokens)
         self._add(ticket, -1)
 
     def expired(self, now: Instant) -> Ticket | None:
@@ -103,8 +103,11 @@ class FairQueue:
             self._turns.clear()
             self._expiries.clear()
             self._arrivals.clear()
-        elif sign < 0 and len(self._expiries) > 2 * self._count + LEFTOVERS_MAX:
-            self._sweep(ticket)
+        elif sign < 0:
+            # Each may hold leftovers that never surface, behind a class above or a ticket that waits for long.
+            kept = len(self._turns) + len(self._expiries) + len(self._arrivals)
+            if kept > 6 * self._count + LEFTOVERS_MAX:
+                self._sweep(ticket)
 
     def _sweep(self, leaving: Ticket) -> None:
         """Drop leftovers from both heaps (the leaving ticket's state is about to change)."""

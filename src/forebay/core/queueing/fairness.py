@@ -7,6 +7,11 @@ arrival order. Virtual time is the start tag of the request served last. Source:
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
+Flow: TypeAlias = tuple[str, int]
+"""A flow within a priority: what it queues below must not put it last above, where turns are another matter."""
+
 FLOWS_MAX = 10_000
 
 
@@ -17,25 +22,31 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self.now = 0.0  # virtual, in tokens
-        self._finish: dict[str, float] = {}
+        self._finish: dict[Flow, float] = {}
 
-    def start_tag(self, flow: str, cost: int) -> float:
+    def start_tag(self, flow: Flow, cost: int) -> float:
         """The tag by which a new request of this flow is ordered."""
-        start = max(self.now, self._finish.get(flow, 0.0))
-        if len(self._finish) >= FLOWS_MAX and flow not in self._finish:
-            self._finish = {f: tag for f, tag in self._finish.items() if tag > self.now}
-        self._finish[flow] = start + cost
+        finish = self._finish.get(flow)
+        if finish is None and len(self._finish) >= FLOWS_MAX:
+            self._forget()
+        start = self.now if finish is None or finish < self.now else finish
+        self._finish[flow] = start + (cost or 1)  # requests priced at nothing take turns like others
         return start
+
+    def _forget(self) -> None:
+        """Keep those that are ahead, and of these at most half the table: the ones furthest ahead."""
+        ahead = sorted(((tag, flow) for flow, tag in self._finish.items() if tag > self.now), reverse=True)
+        self._finish = {flow: tag for tag, flow in ahead[: FLOWS_MAX // 2]}
 
     def served(self, start_tag: float) -> None:
         """The request with this tag was dispatched."""
         self.now = max(self.now, start_tag)
 
-    def withdrawn(self, flow: str, cost: int) -> None:
+    def withdrawn(self, flow: Flow, cost: int) -> None:
         """A request left the queue unserved: its flow is not to pay for it."""
         finish = self._finish.get(flow)
         if finish is not None:
-            self._finish[flow] = max(self.now, finish - cost)
+            self._finish[flow] = max(self.now, finish - (cost or 1))
 
     def idle(self) -> None:
         """Nobody waits: history ends."""
