@@ -272,6 +272,32 @@ def test_before_it_is_ready_and_after_it_failed_jobs_get_a_503(tiny: Any, tmp_pa
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
+def test_a_step_that_fails_ends_every_job_with_a_500(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.engines.embedded.model import Model
+
+    forward = Model.forward
+
+    def fail_on_a_batch(self: Model, spans: Any) -> Any:
+        if len(spans) > 1:
+            raise MemoryError("no room for the step")
+        return forward(self, spans)
+
+    monkeypatch.setattr(Model, "forward", fail_on_a_batch)
+
+    async def scenario(engine: EmbeddedEngine) -> None:
+        first = submit(engine, "a")
+        await until(lambda: first.texts)
+        second = submit(engine, "b")
+        await finish(first, second)
+        for client in (first, second):
+            assert (client.end[1], client.end[3]) == (500, "server_error")
+            assert "no room for the step" in client.end[2]
+        assert not engine.ready()
+        assert submit(engine, "c").end[1] == 503
+
+    run(tiny.path, scenario, context=128)
+
+
 def test_what_cannot_start_says_why_at_once(tiny: Any, tmp_path: Path) -> None:
     no_model = tmp_path / "x.gguf"
     no_model.write_bytes(b"not a model at all")

@@ -167,6 +167,7 @@ def test_nothing_is_ever_float64(tiny: Any, span: Any, monkeypatch: pytest.Monke
         ("llama.attention.head_count", 5, "do not fit together"),
         ("llama.attention.head_count_kv", 3, "do not fit together"),
         ("llama.embedding_length", "x", r"llama\.embedding_length = 'x'"),
+        ("tokenizer.ggml.tokens", 7, "no vocabulary"),
     ],
 )
 def test_another_architecture_is_refused_by_name(tiny: Any, key: str, value: Any, why: str) -> None:

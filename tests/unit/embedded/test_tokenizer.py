@@ -132,5 +132,7 @@ def test_a_lone_surrogate_does_not_break_it(tiny: Any) -> None:
 def test_another_kind_of_tokenizer_is_refused(tiny: Any) -> None:
     with pytest.raises(EngineError, match="tokenizer 'llama'"):
         Tokenizer.from_gguf({**tiny.metadata, "tokenizer.ggml.model": "llama"})
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineError, match="token_type"):
+        Tokenizer.from_gguf({**tiny.metadata, "tokenizer.ggml.token_type": [1, 3]})
+    with pytest.raises(EngineError, match="tokenizer None"):
         Tokenizer.from_gguf({})

@@ -70,6 +70,9 @@ class Shape:
                 raise EngineError(f"the model file has llama.{key} = {value!r}, a positive number is needed")
             return value
 
+        tokens = metadata.get("tokenizer.ggml.tokens")
+        if not isinstance(tokens, list):
+            raise EngineError("the model file has no vocabulary (tokenizer.ggml.tokens)")
         heads, width = int(number("attention.head_count")), int(number("embedding_length"))
         shape = cls(
             layers=int(number("block_count")),
@@ -78,7 +81,7 @@ class Shape:
             kv_heads=int(number("attention.head_count_kv", heads)),
             head_width=int(number("rope.dimension_count", width // heads)),
             hidden=int(number("feed_forward_length")),
-            vocabulary=len(metadata.get("tokenizer.ggml.tokens", ())),
+            vocabulary=len(tokens),
             norm_epsilon=float(number("attention.layer_norm_rms_epsilon")),
             rope_base=float(number("rope.freq_base", 10_000.0)),
             trained_context=int(number("context_length")),

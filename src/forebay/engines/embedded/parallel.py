@@ -44,6 +44,7 @@ class Team:
     def share(self, tasks: Sequence[Task]) -> None:
         """Runs up to `size` tasks at once, the first in the caller's thread; raises what one of them raised."""
         helped = tasks[1:]
+        assert len(helped) < self.size, "a task more than threads would never run"
         for inbox, task in zip(self._inboxes, helped, strict=False):
             inbox.put(task)
         failure: BaseException | None = None

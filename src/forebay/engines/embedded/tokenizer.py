@@ -122,7 +122,9 @@ class Tokenizer:
         merges = _strings(metadata.get("tokenizer.ggml.merges"))
         if kind != "gpt2" or not tokens or not merges:
             raise EngineError(f"the model file has tokenizer {kind!r}; the embedded engine knows byte-level BPE (gpt2)")
-        types = metadata.get("tokenizer.ggml.token_type", [])
+        types = metadata.get("tokenizer.ggml.token_type")
+        if not isinstance(types, list) or len(types) != len(tokens):
+            raise EngineError("the model file does not say which of its tokens are control tokens (token_type)")
         control = frozenset(index for index, kind in enumerate(types) if kind == _CONTROL)
         ends = {metadata.get("tokenizer.ggml.eos_token_id")}
         ends |= {index for index in control if tokens[index] in ("<|im_end|>", "<|endoftext|>")}
