@@ -1,0 +1,45 @@
+"""Every policy of every room keeps the contract of its protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forebay.core import batching, limits
+from forebay.core.batching import DynamicConfig, PassThroughConfig
+from forebay.core.instant import MILLISECOND
+from forebay.core.limits.fixed import FixedConfig
+from forebay.testing import check_batching, check_limit
+
+BATCHING: dict[str, list[Any]] = {
+    "passthrough": [PassThroughConfig()],
+    "dynamic": [
+        DynamicConfig(),
+        DynamicConfig(max_size=1),
+        DynamicConfig(max_size=8, linger_ns=50 * MILLISECOND),
+        DynamicConfig(max_size=64, max_tokens=5_000, linger_ns=MILLISECOND),
+    ],
+}
+LIMITS: dict[str, list[Any]] = {"fixed": [FixedConfig(), FixedConfig(limit=1, tokens=1)]}
+
+
+def test_every_policy_is_checked() -> None:
+    assert set(BATCHING) == set(batching.POLICIES)
+    assert set(LIMITS) == set(limits.POLICIES)
+
+
+@pytest.mark.parametrize(("kind", "config"), [(kind, config) for kind, many in BATCHING.items() for config in many])
+def test_batching(kind: str, config: Any) -> None:
+    batcher = batching.build(config)
+    assert type(batcher) is batching.POLICIES[kind]
+    assert config.kind == kind
+    check_batching(batcher)
+
+
+@pytest.mark.parametrize(("kind", "config"), [(kind, config) for kind, many in LIMITS.items() for config in many])
+def test_limits(kind: str, config: Any) -> None:
+    limit = limits.build(config)
+    assert type(limit) is limits.POLICIES[kind]
+    assert config.kind == kind
+    check_limit(limit)
