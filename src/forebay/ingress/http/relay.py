@@ -149,9 +149,10 @@ class Relay:
                 self._sse = value.startswith(b"text/event-stream")
             elif name == b"content-encoding" and value.lower() in {b"gzip", b"x-gzip", b"deflate"}:
                 self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
-                self._length = None
                 continue
             lines.append(b"%b: %b\r\n" % (name, value))
+        if self._inflate is not None:
+            self._length = None  # it is the length of the compressed bytes
         inbound = self.inbound
         if self.lease is not None:
             self._reader = UsageReader(sse=self._sse, strip=self._sse and status == 200 and inbound.strips_usage)
