@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import ssl
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path as FilePath
@@ -70,15 +71,44 @@ def _tls(config: Config) -> Iterator[Problem]:
     if (tls.certificate is None) != (tls.key is None):
         missing = "key" if tls.key is None else "certificate"
         yield Problem(("tls", missing), "is missing", "TLS needs both certificate and key")
-    files: list[tuple[Path, str | None]] = [(("tls", "certificate"), tls.certificate), (("tls", "key"), tls.key)]
-    files += [(("engines", number, "tls", "ca"), engine.tls.ca) for number, engine in enumerate(config.engines)]
-    for path, name in files:
-        if name is not None:
-            try:
-                with FilePath(name).open("rb"):
-                    pass
-            except OSError as error:
-                yield Problem(path, f'"{name}" cannot be read ({error.strerror})', "check path and rights")
+    elif tls.certificate is not None and tls.key is not None:
+        yield from _certificate(tls.certificate, tls.key)
+    for number, engine in enumerate(config.engines):
+        if engine.tls.ca is not None:
+            yield from _authorities(engine.tls.ca, ("engines", number, "tls", "ca"))
+
+
+def _certificate(certificate: str, key: str) -> Iterator[Problem]:
+    for path, name in ((("tls", "certificate"), certificate), (("tls", "key"), key)):
+        reason = _unreadable(name)
+        if reason:
+            yield Problem(path, f'"{name}" cannot be read ({reason})', "check path and rights")
+            return
+    try:
+        # Without a password callback an encrypted key would be asked for on the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
+    except (OSError, ValueError) as error:
+        todo = "give a PEM certificate and its own key, without a password"
+        yield Problem(("tls", "certificate"), f'"{certificate}" and its key cannot be used ({error})', todo)
+
+
+def _authorities(name: str, path: Path) -> Iterator[Problem]:
+    reason = _unreadable(name)
+    if reason:
+        yield Problem(path, f'"{name}" cannot be read ({reason})', "check path and rights")
+        return
+    try:
+        ssl.create_default_context(cafile=name)
+    except (OSError, ValueError) as error:
+        yield Problem(path, f'"{name}" holds no certificates ({error})', "give a PEM file of authorities")
+
+
+def _unreadable(name: str) -> str | None:
+    try:
+        with FilePath(name).open("rb"):
+            return None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        return getattr(error, "strerror", None) or str(error)
 
 
 def _sizes(config: Config) -> Iterator[Problem]:
@@ -144,7 +174,8 @@ def _urls(engine: Engine, path: Path) -> Iterator[Problem]:
         seen.add(url.rstrip("/"))
         reason = _url_fault(url)
         if reason:
-            yield Problem(where, f'"{url}" {reason}', "write it like http://HOST:PORT")
+            shown = "a URL" if "@" in url else f'"{url}"'  # what stands before an @ is a credential
+            yield Problem(where, f"{shown} {reason}", "write it like http://HOST:PORT")
 
 
 def _url_fault(url: str) -> str | None:

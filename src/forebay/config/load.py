@@ -19,6 +19,9 @@ from forebay.errors import ConfigError
 PREFIX = "FOREBAY_"
 FILE_BYTES_MAX = 16 * 1024 * 1024
 
+LISTS = frozenset({"engines", "routes"})
+"""Sections that are lists, which a variable may hold whole: FOREBAY_ENGINES."""
+
 FLAGS: dict[Path, str] = {
     ("server", "host"): "--host",
     ("server", "port"): "--port",
@@ -49,7 +52,7 @@ class _Sources:
         """`FILE:LINE: [section] field: reason; what to do`."""
         section, field = _spelt(problem.path)
         what = ": ".join(part for part in (f"{section} {field}".strip(), problem.reason) if part)
-        return f"{self._where(problem.path)}: {what}; {problem.todo}"
+        return _on_one_line(f"{self._where(problem.path)}: {what}; {problem.todo}")
 
     def _where(self, path: Path) -> str:
         origin, around = None, path
@@ -63,7 +66,11 @@ class _Sources:
         if origin is not None:
             return origin
         line = line_of(self.lines, path)
-        return self.name if line is None else f"{self.name}:{line}"
+        if line is not None:
+            return f"{self.name}:{line}"
+        # A table that a variable or flag brought into being by setting something in it.
+        within = (origin for place, origin in self.origins.items() if place[: len(path)] == path)
+        return next(within, self.name)
 
 
 def load(
@@ -141,9 +148,9 @@ def _overlay_environment(data: dict[str, Any], environment: Mapping[str, str], s
     """Put `FOREBAY_SECTION__FIELD` variables over the file's values; what fits nowhere is reported."""
     faults: list[Problem] = []
     for variable in sorted(environment):
-        if not variable.startswith(PREFIX) or "__" not in variable:
+        names = variable.removeprefix(PREFIX).lower().split("__")
+        if not variable.startswith(PREFIX) or (len(names) == 1 and names[0] not in LISTS):
             continue
-        names = [part.lower() for part in variable[len(PREFIX) :].split("__")]
         path: Path = tuple(int(part) if part.isdigit() else part for part in names)
         sources.origins[path] = f"environment {variable}"
         reason = _put(data, path, Text(environment[variable]))
@@ -234,6 +241,13 @@ def _spelt(path: Path) -> tuple[str, str]:
         return f"[[{'.'.join(map(str, names))}]]", _dotted(path[len(names) + 1 :])
     size = 2 if path[0] in ("classes", "limits") else 1
     return f"[{'.'.join(map(str, path[:size]))}]", _dotted(path[size:])
+
+
+def _on_one_line(text: str) -> str:
+    """The text with line breaks and other control characters escaped: one problem is one line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _dotted(path: Path) -> str:

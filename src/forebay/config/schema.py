@@ -15,8 +15,8 @@ from forebay.core.model import Mode
 
 DAY_S = 86_400
 
-Count = Annotated[int, Meta(ge=1)]
-Amount = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1, le=1 << 53)]
+Amount = Annotated[int, Meta(ge=0, le=1 << 53)]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Seconds = Annotated[float, Meta(gt=0, le=DAY_S)]
 Milliseconds = Annotated[float, Meta(gt=0, le=DAY_S * 1000)]
@@ -56,7 +56,7 @@ class Server(Section, frozen=True):
         Seconds, Meta(description="Time that any body may take, in seconds, before the least rate is asked of it.")
     ] = 30
     min_body_rate_bytes_s: Annotated[
-        Amount, Meta(description="Least average rate of a body, bytes per second, after body_timeout_s; 0 asks none.")
+        Count, Meta(description="Least average rate of a body, bytes per second, after body_timeout_s.")
     ] = 1024
     keep_alive_s: Annotated[
         Seconds, Meta(description="Idle time after which a kept connection is closed; above the usual 60 s of clients.")
@@ -112,7 +112,9 @@ class Slo(Section, frozen=True):
     """The objective. What may wait, and for how long, derives from it."""
 
     ttft_ms: Annotated[Milliseconds, Meta(description="Time to first token that callers expect, in ms.")] = 1000
-    tpot_ms: Annotated[Milliseconds, Meta(description="Time per output token that callers expect, in ms.")] = 50
+    tpot_ms: Annotated[
+        Milliseconds, Meta(description="Time per output token that callers expect, in ms. No effect in this version.")
+    ] = 50
 
 
 class Admission(Section, frozen=True):
@@ -242,7 +244,10 @@ class Probe(Section, frozen=True):
 
     path: Annotated[
         Annotated[str, Meta(pattern=r"^/[!-~]*$")],
-        Meta(description="Answers 200 when the engine is ready (vLLM, SGLang, TGI, llama.cpp: /health; Ollama: /)."),
+        Meta(
+            description="Answers 200 when the engine is ready (vLLM, SGLang, TGI, llama.cpp: /health; Ollama: /). "
+            "An engine without /health is asked for /v1/models."
+        ),
     ] = "/health"
     interval_s: Annotated[Seconds, Meta(description="Between two probes, in seconds.")] = 1
     timeout_s: Annotated[Seconds, Meta(description="Time for an answer, in seconds.")] = 2
@@ -287,9 +292,6 @@ class Engine(Section, frozen=True):
     ] = None
     forward_key: Annotated[bool, Meta(description="Send the caller's credential on, when api_key is unset.")] = False
     concurrency: Annotated[Concurrency, Meta(description="Most that may be in flight.")] = Concurrency()
-    max_connections: Annotated[
-        Count, Meta(description="Connections to one URL; each request in flight occupies one.")
-    ] = 1024
     timeouts: Annotated[Timeouts, Meta(description="Bounds on its silence.")] = Timeouts()
     probe: Annotated[Probe, Meta(description="Readiness.")] = Probe()
     tls: Annotated[EngineTls, Meta(description="For https URLs.")] = EngineTls()
@@ -394,7 +396,7 @@ class Config(Section, frozen=True):
     gpu: dict[str, Any] | None = None
 
 
-LATER = (("grpc",), ("tuner",), ("shared",), ("gpu",), ("keys", "store"))
+LATER = (("grpc",), ("tuner",), ("shared",), ("gpu",), ("keys", "store"), ("slo", "tpot_ms"))
 """Accepted, so that a file written for a later version stays valid; without effect, which is said as a warning."""
 
 ROUTE_NAMES = frozenset({

@@ -52,8 +52,9 @@ def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(SECRET_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ValueError(f"file {str(path)!r} cannot be read ({error.strerror}); check path and rights") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"file {str(path)!r} cannot be read ({reason}); check path and rights") from None
     if len(data) > SECRET_FILE_BYTES_MAX:
         raise ValueError(f"secret file {str(path)!r} is larger than {SECRET_FILE_BYTES_MAX} bytes; it holds no secret")
     text = data.decode("utf-8", "replace")

@@ -68,9 +68,10 @@ def test_the_public_sample_stays_valid_and_says_what_has_no_effect() -> None:
     assert config.keys.static[0].class_ == "interactive"
     assert config.keys.static[0].limits.tokens_per_second == 5000
     assert config.admin.token is None
-    assert len(warnings) == 2
+    assert len(warnings) == 3
     assert warnings[0].startswith("f.toml:26: [keys] store: is accepted, but has no effect")
-    assert warnings[1].startswith("f.toml:6: [admin] token: environment variable 'FOREBAY_ADMIN_TOKEN' is not set")
+    assert warnings[1].startswith("f.toml:9: [slo] tpot_ms: is accepted, but has no effect")
+    assert warnings[2].startswith("f.toml:6: [admin] token: environment variable 'FOREBAY_ADMIN_TOKEN' is not set")
 
 
 @pytest.mark.parametrize("section", ["grpc", "tuner", "shared", "gpu"])
@@ -115,6 +116,7 @@ def test_environment_values_take_the_type_of_their_field() -> None:
             "FOREBAY_ADMIN__TOKEN": "12345",
             "FOREBAY_ENGINES__0__NAME": "007",
             "FOREBAY_ENGINES__0__URLS": '["http://x", "http://y"]',
+            "FOREBAY_ROUTES": '[{path = "/v1/custom"}]',
             "FOREBAY_CLASSES__BACK_OFFICE__PRIORITY": "-3",
             "FOREBAY_KEYS__STATIC": '[{id = "k", secret = "s", class = "back-office"}]',
             "FOREBAY_RESPONSES__OVERLOAD_STATUS": "429",
@@ -126,6 +128,7 @@ def test_environment_values_take_the_type_of_their_field() -> None:
     assert config.admin.token.value == "12345"
     assert config.engines[0].name == "007"
     assert config.engines[0].urls == ("http://x", "http://y")
+    assert config.routes[0].path == "/v1/custom"
     assert config.classes["back-office"].priority == -3
     assert config.keys.static[0].id == "k"
     assert config.responses.overload_status == 429
@@ -182,6 +185,10 @@ def test_a_value_from_the_environment_or_a_flag_is_named_by_it() -> None:
     ]
     (line,) = faults("", {"FOREBAY_ENGINES__2__NAME": "x"})
     assert line.startswith("environment FOREBAY_ENGINES__2__NAME: [[engines]] name: names item 2 of a list of 0; ")
+    (line,) = faults("", {"FOREBAY_ENGINES__FIRST__NAME": "x"})
+    assert line.startswith(
+        "environment FOREBAY_ENGINES__FIRST__NAME: [[engines]]: is a table, must be a list of tables"
+    )
     (line,) = faults("", {"FOREBAY_SERVER__HSOT": "x"})
     assert line == "environment FOREBAY_SERVER__HSOT: [server] hsot: unknown field; did you mean 'host'?"
 
@@ -206,6 +213,9 @@ def test_a_value_from_the_environment_or_a_flag_is_named_by_it() -> None:
         ('[admin]\nhost = "0.0.0.0"\ntoken = "env:T"', "f.toml:3: [admin] token: environment variable 'T' is not set"),
         ("[admin]\nport = 8080", "f.toml:2: [admin] port: is 8080, the data port's own"),
         ('[tls]\ncertificate = "pyproject.toml"', "f.toml:1: [tls] key: is missing"),
+        ('[tls]\ncertificate = "/none"\nkey = "/none"', 'f.toml:2: [tls] certificate: "/none" cannot be read (No such'),
+        ('[tls]\ncertificate = "\\u0000"\nkey = "k"', 'f.toml:2: [tls] certificate: "\\x00" cannot be read (embedded'),
+        ("[queue]\ndepth_limit = 99999999999999999999", "f.toml:2: [queue] depth_limit: is 99999999999999999999, must"),
         ("[server]\nmax_buffered_body_bytes = 5", "f.toml:2: [server] max_buffered_body_bytes: is 5, less than"),
         ("[queue]\ndeadline_s = 0.01", "f.toml: [admission] wait_budget_ms: is 50, longer than queue.deadline_s"),
         ('[batching]\nkind = "dynamic"\nlinger_ms = 60', "f.toml:3: [batching] linger_ms: is 60, not less than the"),
@@ -234,9 +244,13 @@ def test_single_mistakes(text: str, start: str) -> None:
         ('urls = ["127.0.0.1:8000"]', 'f.toml:3: [[engines]] urls[0]: "127.0.0.1:8000" does not begin with http'),
         ('urls = ["http://h:99999"]', 'f.toml:3: [[engines]] urls[0]: "http://h:99999" has a host or port that'),
         ('urls = ["http://"]', 'f.toml:3: [[engines]] urls[0]: "http://" names no host'),
-        ('urls = ["http://u:p@h"]', 'f.toml:3: [[engines]] urls[0]: "http://u:p@h" holds a credential'),
+        ('urls = ["http://u:p@h"]', "f.toml:3: [[engines]] urls[0]: a URL holds a credential"),
         ('urls = ["http://h/v1/"]', 'f.toml:3: [[engines]] urls[0]: "http://h/v1/" ends in /v1'),
-        ('urls = ["http://h\\r\\nx"]', "f.toml:3: [[engines]] urls[0]: "),
+        ('urls = ["http://h\\r\\nx"]', 'f.toml:3: [[engines]] urls[0]: "http://h\\r\\nx" has spaces'),
+        (
+            'urls = ["http://h"]\ntls = { ca = "/none" }',
+            'f.toml:4: [[engines]] tls.ca: "/none" cannot be read (No such',
+        ),
         ('urls = ["http://h", "http://h/"]', 'f.toml:3: [[engines]] urls[1]: "http://h/" is given twice'),
         ('kind = "kserve"', 'f.toml:3: [[engines]] kind: "kserve" is not in this version'),
         ('urls = ["http://h"]\nmodels = []', "f.toml:4: [[engines]] models: is a list, must be a list of length >= 1"),
@@ -314,3 +328,14 @@ def test_keys_know_the_routes_of_the_data_port() -> None:
     names = {route.name for route in routes.EXACT.values()}
     found = (routes.Routes().find(path) for path in (b"/v2/models/m/infer", b"/v2/health/ready", b"/v1/models/m"))
     assert names | {route.name for route in found if route is not None} == ROUTE_NAMES
+
+
+def test_tls_files_are_tried_not_only_opened(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    pem, key = certificate
+    assert read(f'[tls]\ncertificate = "{pem}"\nkey = "{key}"').warnings == ()
+    (line,) = faults(f'[tls]\ncertificate = "{key}"\nkey = "{pem}"')
+    assert line.startswith(f'f.toml:2: [tls] certificate: "{key}" and its key cannot be used (')
+    (tmp_path / "empty.pem").write_text("")
+    engine = f'[[engines]]\nname = "e"\nurls = ["https://h"]\ntls = {{ ca = "{tmp_path}/empty.pem" }}'
+    (line,) = faults(engine)
+    assert line.startswith(f'f.toml:4: [[engines]] tls.ca: "{tmp_path}/empty.pem" holds no certificates (')

@@ -21,9 +21,11 @@ def test_the_default_file_is_the_defaults() -> None:
     assert loads(default_file(), environment={}) == (Config(), ())
 
 
-def test_every_commented_setting_is_valid_once_uncommented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("tls.crt", "tls.key", "ca.pem"):
-        (tmp_path / name).write_text("")
+def test_every_commented_setting_is_valid_once_uncommented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certificate: tuple[Path, Path]
+) -> None:
+    for name, source in (("tls.crt", 0), ("tls.key", 1), ("ca.pem", 0)):
+        (tmp_path / name).write_bytes(certificate[source].read_bytes())
     monkeypatch.chdir(tmp_path)
     text = re.sub(r"^#(?=\S)", "", default_file(), flags=re.MULTILINE)
     environment = {"FOREBAY_ADMIN_TOKEN": "a", "ENGINE_API_KEY": "b", "TEAM_A_KEY": "c"}
