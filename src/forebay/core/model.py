@@ -101,6 +101,7 @@ class Ticket(msgspec.Struct, eq=False):
     sequence: int
     arrived: Instant
     mode: Mode
+    budget: Any = None  # the KeyBudget it was charged to
     state: TicketState = TicketState.QUEUED
     met_queue: bool = False
     predicted_wait_ns: int = 0

@@ -29,7 +29,6 @@ from forebay.core.events import (
 )
 from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.model import (
-    NOTHING_USED,
     Batch,
     Demand,
     Lease,
@@ -74,8 +73,7 @@ class Pipeline:
         self._budgets: dict[str, KeyBudget] = {}
         self._engines = {e.name: (pool, e) for pool in self.pools for e in pool.engines}
         self._by_model = {model: pool for pool in reversed(self.pools) for model in pool.config.models}
-        self._sequence = 0
-        self._queued = 0
+        self.queued = 0
         self._in_flight = 0
 
     # ---- what a driver may ask -------------------------------------------------------------------------------
@@ -90,26 +88,24 @@ class Pipeline:
         A refusal is final and counted; a request that passes must be offered once its body is whole.
         """
         pool = self._pool(request)
-        demand = self.estimator.estimate(request)
-        refusal = self._verdict(request, demand, pool, now)
-        return None if refusal is None else self._shed(request, refusal, pool, now)
+        budget = self.budget(request.key)
+        verdict = self._verdict(request, self.estimator.estimate(request), budget, pool, now)
+        return self._shed(request, verdict, pool, now) if isinstance(verdict, Refusal) else None
 
     def offer(self, request: Request, now: Instant) -> list[Effect]:
         """Decide a request: refuse it, dispatch it, or queue it."""
         pool = self._pool(request)
+        budget = self.budget(request.key)
         demand = self.estimator.estimate(request)
-        refusal = self._verdict(request, demand, pool, now)
-        if refusal is not None:
-            return [self._shed(request, refusal, pool, now)]
+        verdict = self._verdict(request, demand, budget, pool, now)
+        if isinstance(verdict, Refusal):
+            return [self._shed(request, verdict, pool, now)]
         self.offered += 1
-        self._sequence += 1
-        ticket = Ticket(request, demand, pool, self._sequence, now, request.mode or pool.mode)
-        self._budget(request.key).charge(demand, now)
-        if pool.single and not len(pool.queue):
-            engine = pool.room(demand.tokens, now)
-            if engine is not None:
-                return [Dispatch((self._dispatch(ticket, engine, None, now),))]
-        return self._enqueue(ticket, pool, now)
+        ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, budget)
+        budget.charge(demand, now)
+        if verdict is None or not pool.single:
+            return self._enqueue(ticket, pool, now)
+        return [Dispatch((self._dispatch(ticket, verdict, None, now),))]
 
     def cancel(self, ticket: Ticket, now: Instant, usage: Usage | None = None) -> list[Effect]:
         """The client left; `usage` is what was generated for it. Cancelling a closed ticket does nothing."""
@@ -133,12 +129,12 @@ class Pipeline:
 
     def report(self, event: Event, now: Instant) -> list[Effect]:
         """Take in what happened outside. Reports on a closed lease are late and change nothing."""
+        if isinstance(event, Finished):
+            return self._finished(event, now)
         if isinstance(event, FirstToken):
             if event.lease.open:
                 event.lease.ticket.first_token = now
             return []
-        if isinstance(event, Finished):
-            return self._finished(event, now)
         if isinstance(event, Failed):
             return self._failed(event, now)
         if isinstance(event, Undelivered):
@@ -156,7 +152,7 @@ class Pipeline:
 
     def next_wakeup(self, now: Instant) -> Instant | None:
         """When `poll` must be called, unless something else happens first."""
-        if not self._queued:
+        if not self.queued:
             return None
         soonest: Instant | None = None
         for pool in self.pools:
@@ -180,17 +176,20 @@ class Pipeline:
 
     def budget(self, key: str) -> KeyBudget:
         """The state of a key's limits."""
-        return self._budget(key)
+        budget = self._budgets.get(key)
+        if budget is None:
+            budget = self._budgets[key] = KeyBudget(self._limits.get(key, UNLIMITED))
+        return budget
 
     def snapshot(self, now: Instant) -> Snapshot:
         """A frozen picture; the conservation equation is checked while it is taken."""
         ended = sum(self.outcomes.values())
-        assert self.offered == ended + self._queued + self._in_flight, "pipeline: requests were lost or counted twice"
+        assert self.offered == ended + self.queued + self._in_flight, "pipeline: requests were lost or counted twice"
         return Snapshot(
             draining=self.draining,
             offered=self.offered,
             outcomes={outcome.value: count for outcome, count in self.outcomes.items()},
-            queued=self._queued,
+            queued=self.queued,
             in_flight=self._in_flight,
             keys=len(self._budgets),
             pools=tuple(pool.snapshot(now) for pool in self.pools),
@@ -198,26 +197,24 @@ class Pipeline:
 
     # ---- the verdict: quota, then admission; nothing is charged ----------------------------------------------
 
-    def _verdict(self, request: Request, demand: Demand, pool: Pool, now: Instant) -> Refusal | None:
+    def _verdict(
+        self, request: Request, demand: Demand, budget: KeyBudget, pool: Pool, now: Instant
+    ) -> Refusal | Engine | None:
+        """The refusal, or the engine that would take the request at once, or None: it may wait."""
         if self.draining:
             return Refusal(ShedReason.DRAINING, SECOND)
-        budget = self._budget(request.key)
-        if budget.limited:
-            completion = max(SECOND, pool.forecast.service_ns // max(1, budget.open))
-            refusal = budget.check(demand, completion, now)
-            if refusal is not None:
-                return refusal
-        mode = request.mode or pool.mode
-        serving_from = pool.serving_from(now)
-        if (serving_from is None or serving_from > now) and mode is not Mode.BACKPRESSURE:
-            return self._away(pool, serving_from, now)
+        if budget.limited and (refusal := budget.check(demand, pool.forecast.service_ns, now)) is not None:
+            return refusal
         queue = pool.queue
-        if len(queue) < pool.batcher.max_size and pool.room(demand.tokens, now) is not None:
-            return None  # it leaves at once, or with the batch that is forming
+        if len(queue) < pool.batcher.max_size and (engine := pool.room(demand.tokens, now)) is not None:
+            return engine  # it leaves at once, or with the batch that is forming
+        mode = request.mode or pool.mode
+        if mode is not Mode.BACKPRESSURE:
+            serving_from = pool.serving_from(now)
+            if serving_from is None or serving_from > now:
+                return self._away(pool, serving_from, now)
         refusal = pool.depth.check(request, demand, mode, waiting=len(queue), tokens=queue.tokens, size=queue.bytes)
-        if refusal is None:
-            refusal = self._wait_verdict(request, pool, mode, now)
-        return refusal
+        return refusal or self._wait_verdict(request, pool, mode, now)
 
     @staticmethod
     def _away(pool: Pool, serving_from: Instant | None, now: Instant) -> Refusal:
@@ -253,15 +250,9 @@ class Pipeline:
     # ---- the changes -----------------------------------------------------------------------------------------
 
     def _pool(self, request: Request) -> Pool:
-        pool = self.pool_for(request.model)
+        pool = self._by_model.get(request.model) or self._by_model.get("*")
         assert pool is not None, "pipeline: offered a request for a model that no pool serves"
         return pool
-
-    def _budget(self, key: str) -> KeyBudget:
-        budget = self._budgets.get(key)
-        if budget is None:
-            budget = self._budgets[key] = KeyBudget(self._limits.get(key, UNLIMITED))
-        return budget
 
     def _shed(self, request: Request, refusal: Refusal, pool: Pool, now: Instant) -> Refuse:
         self.offered += 1
@@ -299,7 +290,7 @@ class Pipeline:
         if deadline is not None and deadline < ticket.expires:
             ticket.expires = deadline
         pool.queue.push(ticket)
-        self._queued += 1
+        self.queued += 1
         effects: list[Effect] = [Queued(ticket)]
         self._pump(pool, now, effects)
         return effects
@@ -326,7 +317,7 @@ class Pipeline:
                 return
             if pool.single:
                 queue.pop()
-                self._queued -= 1
+                self.queued -= 1
                 effects.append(Dispatch((self._dispatch(head, engine, None, now),)))
             else:
                 effects.append(Dispatch(tuple(self._dispatch_batch(pool, engine, now))))
@@ -343,7 +334,7 @@ class Pipeline:
             if batch.size and (tokens + more > batcher.max_tokens or engine.tokens + more > engine.limit.tokens):
                 return
             queue.pop()
-            self._queued -= 1
+            self.queued -= 1
             batch.size += 1
             tokens += more
             yield self._dispatch(head, engine, batch, now)
@@ -362,7 +353,7 @@ class Pipeline:
         if usage is not None and usage.exact:
             self.estimator.learn(ticket.request, usage)
         self._close(ticket, Outcome.COMPLETED, None, usage, now)
-        if not self._queued:
+        if not self.queued:
             return []
         effects: list[Effect] = []
         self._pump(pool, now, effects)
@@ -412,7 +403,7 @@ class Pipeline:
             ticket.expires = ticket.arrived + pool.config.hold_ns
         ticket.met_queue = True
         pool.queue.push_back(ticket)
-        self._queued += 1
+        self.queued += 1
 
     def _engine_changed(self, event: EngineUp | EngineWarming | EngineDown, now: Instant) -> list[Effect]:
         pool, engine = self._engines[event.engine]
@@ -451,7 +442,7 @@ class Pipeline:
         for ticket in sorted(held, key=lambda t: t.sequence):
             ticket.state = TicketState.QUEUED
             pool.queue.push(ticket)
-            self._queued += 1
+            self.queued += 1
 
     def _evict(self, ticket: Ticket, reason: EvictReason, pool: Pool, now: Instant, effects: list[Effect]) -> None:
         self._close(ticket, Outcome.EVICTED, reason, None, now)
@@ -466,7 +457,7 @@ class Pipeline:
 
     def _leave_queue(self, ticket: Ticket, pool: Pool) -> None:
         pool.queue.remove(ticket)
-        self._queued -= 1
+        self.queued -= 1
 
     def _end_lease(self, lease: Lease, pool: Pool, now: Instant) -> None:
         lease.engine.close(lease, now)
@@ -484,5 +475,6 @@ class Pipeline:
         ticket.closed = now
         ticket.usage = usage
         self.outcomes[outcome] += 1
-        self._budget(ticket.request.key).settle(ticket.demand, (usage or NOTHING_USED).tokens, now)
+        budget: KeyBudget = ticket.budget
+        budget.settle(ticket.demand, 0 if usage is None else usage.input_tokens + usage.output_tokens, now)
         self._observer.closed(ticket)

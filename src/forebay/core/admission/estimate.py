@@ -70,35 +70,32 @@ class DemandEstimator:
 
     def estimate(self, request: Request) -> Demand:
         """Expected tokens in and out, and what to reserve. O(1)."""
-        expected, reserved = self._output_tokens(request)
-        return Demand(self._input_tokens(request), expected, reserved, request.max_output_tokens is None)
+        cap = request.max_output_tokens
+        if not request.generates:
+            return Demand(self._input_tokens(request), 0, 0, cap is None)
+        learned = self._outputs.get((request.key, request.model, request.stream))
+        if learned is None or learned.seen < SHRINKAGE:
+            expected = reserved = self._config.output_tokens_default if cap is None else cap
+        elif cap is None:
+            expected = int(learned.mean) + 1
+            reserved = max(int(learned.median), expected)
+        else:
+            mean = int(learned.mean) + 1
+            expected, reserved = (mean if mean < cap else cap), cap
+        choices = request.choices
+        return Demand(self._input_tokens(request), expected * choices, reserved * choices, cap is None)
 
     def _input_tokens(self, request: Request) -> int:
-        if not request.text_bytes:
-            return request.counted_tokens
-        ratio = self._ratios.get((request.key, request.model, request.byte_class)) or self._ratios.get(
-            ("", request.model, request.byte_class)
-        )
+        text_bytes, counted = request.text_bytes, request.counted_tokens
+        if not text_bytes:
+            return counted
+        ratio = self._ratios.get((request.key, request.model, request.byte_class))
+        if ratio is None:
+            ratio = self._ratios.get(("", request.model, request.byte_class))
         if ratio is not None:
-            return int(request.text_bytes * ratio.blended + ratio.overhead) + 1 + request.counted_tokens
-        tokens = int(request.text_bytes * PRIOR_TOKENS_PER_BYTE[request.byte_class]) + 1
-        return tokens + self._config.message_overhead_tokens + request.counted_tokens
-
-    def _output_tokens(self, request: Request) -> tuple[int, int]:
-        """(expected, reserved)."""
-        if not request.generates:
-            return 0, 0
-        learned = self._outputs.get((request.key, request.model, request.stream))
-        median = int(learned.median) if learned is not None and learned.seen >= SHRINKAGE else None
-        mean = int(learned.mean) + 1 if learned is not None and learned.seen >= SHRINKAGE else None
-        cap = request.max_output_tokens
-        if cap is None:
-            expected = self._config.output_tokens_default if mean is None else mean
-            reserved = self._config.output_tokens_default if median is None else max(median, expected)
-        else:
-            expected = cap if mean is None else min(cap, mean)
-            reserved = cap
-        return expected * request.choices, reserved * request.choices
+            return int(text_bytes * ratio.blended + ratio.overhead) + 1 + counted
+        tokens = int(text_bytes * PRIOR_TOKENS_PER_BYTE[request.byte_class]) + 1
+        return tokens + self._config.message_overhead_tokens + counted
 
     def learn(self, request: Request, usage: Usage) -> None:
         """Move the learners of this request towards what the engine measured."""

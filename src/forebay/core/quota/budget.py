@@ -44,10 +44,11 @@ class KeyBudget:
         self._burst = min((bucket.burst for bucket in self._tokens), default=0)
         self.limited = self._requests is not None or bool(self._tokens) or self.concurrency is not None
 
-    def check(self, demand: Demand, expected_completion_ns: int, now: Instant) -> Refusal | None:
-        """The first limit that refuses, or None. Nothing is charged."""
+    def check(self, demand: Demand, service_ns: int, now: Instant) -> Refusal | None:
+        """The first limit that refuses, or None. Nothing is charged. `service_ns`: how long a request usually takes."""
         if self.concurrency is not None and self.open >= self.concurrency:
-            retry = expected_completion_ns if self.concurrency else None
+            # One of the open ones ends after its share of the usual time.
+            retry = max(SECOND, service_ns // self.open) if self.concurrency else None
             return Refusal(ShedReason.KEY_CONCURRENCY, retry, self.concurrency, self.open, "open requests")
         requests = self._requests
         if requests is not None and (wait := requests.wait_ns(1, now)):
@@ -62,7 +63,7 @@ class KeyBudget:
 
     def _price(self, demand: Demand) -> int:
         """Tokens to reserve. A guessed output takes no more than one burst can pay, else it would never fit."""
-        price = demand.reserved
+        price = demand.input_tokens + demand.output_reserved
         if price > self._burst and demand.output_guessed:
             return max(demand.input_tokens, self._burst)
         return price
