@@ -7,6 +7,7 @@ renders metrics family by family with the loop free in between: a scrape never d
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import logging
 from collections.abc import Callable, Iterator
@@ -68,7 +69,7 @@ class AdminServer:
         try:
             self._server = await loop.create_server(lambda: _Connection(self, loop), host, port)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
             raise UsageError(
                 f"the admin port cannot listen on {host}:{port}: {reason}; choose another with --admin-port"
             ) from None

@@ -59,6 +59,14 @@ def test_the_reference_in_the_docs_is_current() -> None:
     assert with_reference(page) == page, "run: python -m forebay.config.render --docs"
 
 
+def test_the_example_in_the_docs_is_valid() -> None:
+    example_file = re.search(r"```toml\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL)
+    assert example_file is not None
+    config, warnings = loads(example_file[1], environment={"TEAM_A_KEY": "sk"})
+    assert warnings == ()
+    assert config.keys.static[0].limits.tokens_per_second == 5000
+
+
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="generated: begin"):
         with_reference("# nothing here")

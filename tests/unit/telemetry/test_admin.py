@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import uvloop
 from prometheus_client import CollectorRegistry, Gauge
 
 from forebay.core.snapshot import Snapshot
@@ -35,7 +36,9 @@ def serve(made: AdminServer, talk: Callable[[int], Awaitable[None]]) -> None:
             await made.stop()
         assert not made.connections
 
-    asyncio.run(run())
+    for factory in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(run())
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
@@ -189,7 +192,9 @@ def test_it_refuses_to_be_open_to_others_or_to_share_a_port() -> None:
             await server().start("0.0.0.0", 0)
         first = server()
         port = await first.start("127.0.0.1", 0)
-        with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}.*--admin-port"):
+        with pytest.raises(UsageError, match=f"on 127.0.0.1:{port}: it is in use; choose another with --admin-port"):
+            UsageError, match=f"cannot listen on 127.0.0.1:{port}: it is in use; choose another with --admin-port"
+        ):
             await server().start("127.0.0.1", port)
         await first.stop()
         await first.stop()
