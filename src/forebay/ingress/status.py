@@ -121,16 +121,15 @@ def retry_headers(retry_after_ns: int | None) -> bytes:
     return b"retry-after: %d\r\nretry-after-ms: %d\r\nx-should-retry: true\r\n" % (seconds, millis)
 
 
-def go_duration(duration_ns: int) -> str:
-    """A duration as OpenAI writes resets: 12ms, 1s, 6m0s."""
+def go_duration(duration_ns: int) -> bytes:
+    """A duration as OpenAI writes resets: 12ms, 1s, 6m0s; rounded up."""
     millis = -(-duration_ns // MILLISECOND)
     if millis < 1000:
-        return f"{millis}ms"
+        return b"%dms" % millis
     seconds = -(-millis // 1000)
     if seconds < 60:
-        return f"{seconds}s"
+        return b"%ds" % seconds
     minutes, seconds = divmod(seconds, 60)
     if minutes < 60:
-        return f"{minutes}m{seconds}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes}m{seconds}s"
+        return b"%dm%ds" % (minutes, seconds)
+    return b"%dh%dm%ds" % (*divmod(minutes, 60), seconds)

@@ -26,7 +26,7 @@ PRIORITY_MOST = 100
 
 # Headers that are read, and not passed on as they are.
 CONTENT_LENGTH, TRANSFER_ENCODING, AUTHORIZATION, API_KEY, HOST, EXPECT, REQUEST_ID, CONTENT_TYPE = range(8)
-CONTENT_ENCODING, DEADLINE_MS, PRIORITY, DROP, CONNECTION, FLOW, READ_TIMEOUT = range(8, 15)
+CONTENT_ENCODING, DEADLINE_MS, PRIORITY, DROP, CONNECTION, FLOW, READ_TIMEOUT, UPGRADE = range(8, 16)
 KNOWN: dict[bytes, int] = {
     b"content-length": CONTENT_LENGTH,
     b"transfer-encoding": TRANSFER_ENCODING,
@@ -48,8 +48,15 @@ KNOWN: dict[bytes, int] = {
     b"proxy-connection": DROP,
     b"te": DROP,
     b"trailer": DROP,
-    b"upgrade": DROP,
+    b"upgrade": UPGRADE,
     b"accept-encoding": DROP,
+}
+
+RATE_LIMIT_LINES = {
+    name: (
+        f"x-ratelimit-limit-{name}: %d\r\nx-ratelimit-remaining-{name}: %d\r\nx-ratelimit-reset-{name}: %b\r\n"
+    ).encode()
+    for name in ("requests", "tokens")
 }
 
 _ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+=@")
@@ -58,105 +65,55 @@ _ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY
 class Inbound:
     """One request; the Owner of its ticket."""
 
-    __slots__ = (
-        "_auth_conflict",
-        "_deadline_ms",
-        "_flow",
-        "_has_host",
-        "_priority",
-        "_secret",
-        "answered",
-        "body_began",
-        "body_size",
-        "chunked",
-        "complete",
-        "connection",
-        "content_length",
-        "content_type",
-        "encoded",
-        "expects",
-        "forward",
-        "head_done",
-        "header_count",
-        "keep_alive",
-        "key",
-        "method",
-        "model",
-        "nominated",
-        "path",
-        "peeked",
-        "pieces",
-        "refusal",
-        "rejection",
-        "relay",
-        "request",
-        "request_id",
-        "route",
-        "screened",
-        "site",
-        "started",
-        "target",
-        "ticket",
-        "version_1_0",
-    )
+    # Defaults stand on the class: a request pays only for what differs. (One of these is made per request.)
+    method = b""
+    target = b""
+    path = b""
+    route: Route | None = None
+    key: KeyEntry | None = None
+    header_count = 0
+    nominated: bytes | None = None
+    request_id = b""
+    content_length: int | None = None
+    content_type: bytes | None = None
+    chunked = False
+    encoded = False
+    expects = False
+    upgrade = False
+    keep_alive = True
+    version_1_0 = False
+    head_done = False
+    complete = False
+    screened = False
+    started = False
+    answered = False
+    body_size = 0
+    body_began = 0.0
+    peeked: Peek | None = None
+    ticket: Ticket | None = None
+    relay: Relay | None = None
+    rejection: tuple[int, bytes] | None = None  # status, rendered head lines and body
+    refusal: Refusal | None = None
+    strips_usage = False  # we asked for a usage event that the client did not ask for
+    _secret: bytes | None = None
+    _auth_conflict = False
+    _has_host = False
+    _deadline_ms: int | None = None
+    _priority: int | None = None
+    _flow = ""
 
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
         self.site: Site = connection.site
-        self.method = b""
-        self.target = b""
-        self.path = b""
-        self.route: Route | None = None
-        self.key: KeyEntry | None = None
-        self.forward: list[bytes] = []
-        self.header_count = 0
-        self.nominated: bytes | None = None
-        self.request_id = b""
-        self.content_length: int | None = None
-        self.content_type: bytes | None = None
-        self.chunked = False
-        self.encoded = False
-        self.expects = False
-        self.keep_alive = True
-        self.version_1_0 = False
-        self.head_done = False
-        self.complete = False
-        self.screened = False
-        self.started = False
-        self.answered = False
+        self.forward: list[bytes] = []  # header lines that are passed on
         self.pieces: list[bytes] = []
-        self.body_size = 0
-        self.body_began = 0.0
-        self.peeked: Peek | None = None
-        self.model = ""
-        self.request: Request | None = None
-        self.ticket: Ticket | None = None
-        self.relay: Relay | None = None
-        self.rejection: tuple[int, bytes] | None = None  # status, rendered head lines and body
-        self.refusal: Refusal | None = None
-        self._secret: bytes | None = None
-        self._auth_conflict = False
-        self._has_host = False
-        self._deadline_ms: int | None = None
-        self._priority: int | None = None
-        self._flow = ""
 
     # ---- the head ------------------------------------------------------------------------------------------
 
-    def header(self, name: bytes, value: bytes) -> None:
-        """One header line."""
-        self.header_count += 1
-        lower = name.lower()
-        known = KNOWN.get(lower)
-        if known is None:
-            self.forward.append(b"%b: %b\r\n" % (lower, value))
-            return
-        if known == DROP:
-            return
+    def header(self, known: int, value: bytes) -> None:
+        """One of the header lines that are read; the connection passes the others on unread."""
         if known == CONTENT_LENGTH:
             self.content_length = int(value) if value.isdigit() else -1
-        elif known in {AUTHORIZATION, API_KEY}:
-            self._credential(known, value)
         elif known == CONTENT_TYPE:
             if self.content_type is not None and self.content_type != value:
                 self.reject(400, "malformed", "two different content-type headers", code="duplicate_header")
@@ -166,15 +123,19 @@ class Inbound:
             if self._has_host:
                 self.reject(400, "malformed", "two host headers", code="duplicate_header")
             self._has_host = True
-        elif known == REQUEST_ID:
-            if 0 < len(value) <= REQUEST_ID_MAX and _ID_CHARACTERS.issuperset(value):
-                self.request_id = value
-        else:
+        elif known == AUTHORIZATION or known == API_KEY:
+            self._credential(known, value)
+        elif known != DROP:
             self._rare_header(known, value)
 
     def _rare_header(self, known: int, value: bytes) -> None:
         if known == TRANSFER_ENCODING:
             self.chunked = True
+        elif known == UPGRADE:
+            self.upgrade = True
+        elif known == REQUEST_ID:
+            if 0 < len(value) <= REQUEST_ID_MAX and _ID_CHARACTERS.issuperset(value):
+                self.request_id = value
         elif known == EXPECT:
             self.expects = value.lower() == b"100-continue"
         elif known == CONTENT_ENCODING:
@@ -197,12 +158,10 @@ class Inbound:
             self._deadline_ms = milliseconds
 
     def _credential(self, known: int, value: bytes) -> None:
-        secret = value.strip()
+        secret = value
         if known == AUTHORIZATION:
-            scheme, _, secret = secret.partition(b" ")
-            secret = secret.strip()
-            if scheme.lower() != b"bearer":
-                secret = b""
+            secret = value[7:] if value[:7].lower() == b"bearer " else b""
+        secret = secret.strip()
         if self._secret is not None and self._secret != secret:
             self._auth_conflict = True
         self._secret = secret
@@ -318,12 +277,12 @@ class Inbound:
             self.answer()
             return
         self.peeked = seen
+        self.strips_usage = seen.stream and route.usage_events and not seen.include_usage
         model = seen.model or (kserve_model(self.path) if route.dialect is Dialect.KSERVE else "")
-        if not self._may_use(model):
+        if self._may_use(model):
+            self.site.gateway.offer(self._request(route, seen, len(body), model))
+        else:
             self.answer()
-            return
-        request = self.request = self._request(route, seen, len(body), model)
-        self.site.gateway.offer(request)
 
     def _may_use(self, model: str) -> bool:
         key = self.key
@@ -390,16 +349,8 @@ class Inbound:
 
     def upstream_body(self) -> bytes:
         """The body as the engine is to get it: unchanged, but for a usage event that we ask for."""
-        body, seen, route = self.body(), self.peeked, self.route
-        if seen is not None and route is not None and route.usage_events and seen.stream and not seen.include_usage:
-            return with_usage(body, seen)
-        return body
-
-    @property
-    def strips_usage(self) -> bool:
-        """Did we ask for a usage event that the client did not ask for?"""
-        seen, route = self.peeked, self.route
-        return seen is not None and route is not None and route.usage_events and seen.stream and not seen.include_usage
+        body = self.body()
+        return with_usage(body, self.peeked) if self.strips_usage and self.peeked is not None else body
 
     def upstream_head(self, engine_head: bytes, size: int, forward_key: bool) -> bytes:
         """The request head for an engine: hop-by-hop and nominated headers, and the key, stay here."""
@@ -528,10 +479,7 @@ class Inbound:
             return b""
         lines = b""
         for name, limit, remaining, reset_ns in budget.headers(self.site.clock()):
-            lines += (
-                f"x-ratelimit-limit-{name}: {limit}\r\nx-ratelimit-remaining-{name}: {remaining}\r\n"
-                f"x-ratelimit-reset-{name}: {go_duration(reset_ns)}\r\n"
-            ).encode()
+            lines += RATE_LIMIT_LINES[name] % (limit, remaining, go_duration(reset_ns))
         return lines
 
 

@@ -14,7 +14,7 @@ import httptools
 
 from forebay.core.model import Mode
 from forebay.core.outcome import FailReason
-from forebay.ingress.http.inbound import Inbound
+from forebay.ingress.http.inbound import KNOWN, Inbound
 from forebay.ingress.http.site import Site
 
 PIPELINED_MAX = 64
@@ -66,43 +66,44 @@ class ServerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        site = self.site
         if self._current is None and not self._line:
-            site.keep_alive.release(self)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError as error:
-            self._unreadable(str(error))
+            self.site.keep_alive.release(self)
+        self._feed(data)
         current = self._current
         if current is not None and not self._closing:
             self._incomplete(current, len(data))
         if self._line:
             self._advance()
         elif current is None and self._transport is not None:
-            site.keep_alive.watch(self)  # nothing but line ends came
+            self.site.keep_alive.watch(self)  # nothing but line ends came
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._unreadable(str(error))
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """An offer to change protocols is not taken, but llhttp stops reading at it: go on with a parser of our own
         making that stands where the head ended."""
-        inbound = self._current
+        inbound, self._current = self._current, None
         if inbound is None:
             return
         parser = self._parser = httptools.HttpRequestParser(self)
-        framing = b"transfer-encoding: chunked" if inbound.chunked else b"content-length: %d" % (
-            inbound.content_length or 0
-        )  # fmt: skip
+        length = b"content-length: %d" % (inbound.content_length or 0)
         self._resuming = True
-        try:
-            parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
-            self._resuming = False
-            if rest:
-                parser.feed_data(rest)
-        except httptools.HttpParserError as error:
-            self._unreadable(str(error))
-        finally:
-            self._resuming = False
+        parser.feed_data(
+            b"POST / HTTP/1.1\r\n%b\r\n\r\n" % (b"transfer-encoding: chunked" if inbound.chunked else length)
+        )
+        self._resuming = False
+        self._current = inbound
+        inbound.upgrade = False
+        if not inbound.chunked and not inbound.content_length:
+            self.on_message_complete()
+        if rest:
+            self._feed(rest)
 
     def _incomplete(self, current: Inbound, size: int) -> None:
         """A request is not whole yet: bound its head, and the time it may take."""
@@ -153,46 +154,53 @@ class ServerConnection(asyncio.Protocol):
 
     # ---- httptools -------------------------------------------------------------------------------------------
 
+    # While `_current` is None, callbacks belong to a request that is already given up, or to `_ignore_upgrade`.
+
     def on_message_begin(self) -> None:
-        if self._resuming:
-            return
-        self._head_bytes = 0
-        self._current = Inbound(self)
+        if not self._resuming:
+            self._head_bytes = 0
+            self._current = Inbound(self)
 
     def on_url(self, url: bytes) -> None:
         inbound = self._current
-        if inbound is None or self._resuming:
-            return
-        inbound.target += url
+        if inbound is not None:
+            inbound.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         inbound = self._current
-        if inbound is None or self._resuming:
+        if inbound is None:
             return
-        inbound.header(name, value)
+        inbound.header_count += 1
+        lower = name.lower()
+        known = KNOWN.get(lower)
+        if known is None:
+            inbound.forward.append(b"%b: %b\r\n" % (lower, value))
+        else:
+            inbound.header(known, value)
 
     def on_headers_complete(self) -> None:
         inbound = self._current
-        if inbound is None or self._resuming:
+        if inbound is None:
             return
         parser = self._parser
-        site = self.site
         inbound.method = parser.get_method()
         version = parser.get_http_version()
-        inbound.version_1_0 = version == "1.0"
-        inbound.keep_alive = parser.should_keep_alive()
-        if version not in {"1.1", "1.0"}:
-            inbound.reject(505, "malformed", f"HTTP/{version} is not spoken here", code="http_version")
-        elif inbound.header_count > site.limits.headers:
+        if version != "1.1":
+            inbound.version_1_0 = version == "1.0"
+            if not inbound.version_1_0:
+                inbound.reject(505, "malformed", f"HTTP/{version} is not spoken here", code="http_version")
+        if not parser.should_keep_alive():
+            inbound.keep_alive = False
+        if inbound.header_count > self.site.limits.headers:
             inbound.reject(431, "malformed", "too many headers", code="headers_too_large")
-        site.header.release(self)
+        if self._head_bytes:
+            self.site.header.release(self)
         inbound.begin()
-        self._line.append(inbound)
-        if len(self._line) > PIPELINED_MAX:
+        line = self._line
+        line.append(inbound)
+        if len(line) > PIPELINED_MAX:
             inbound.reject(400, "malformed", "too many requests were sent ahead", code="pipeline_too_deep")
             inbound.keep_alive = False
-        if inbound.rejection is None:
-            self.alive_at = site.loop.time()
 
     def on_body(self, piece: bytes) -> None:
         inbound = self._current
@@ -212,13 +220,14 @@ class ServerConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         inbound = self._current
-        if inbound is not None and (self._resuming or not self._parser.should_upgrade()):
-            inbound.complete = True
-            self._current = None
-            if inbound.screened:
-                self.site.body.release(self)
-            if not inbound.keep_alive:
-                self._closing = True  # nothing that follows is a request
+        if inbound is None or (inbound.upgrade and self._parser.should_upgrade()):
+            return
+        inbound.complete = True
+        self._current = None
+        if inbound.screened:
+            self.site.body.release(self)
+        if not inbound.keep_alive:
+            self._closing = True  # nothing that follows is a request
 
     # ---- the line --------------------------------------------------------------------------------------------
 
@@ -240,8 +249,6 @@ class ServerConnection(asyncio.Protocol):
                     return
             else:
                 self._await_body()
-                return
-            if line and line[0] is inbound and inbound.started:
                 return
 
     def _await_body(self) -> None:

@@ -8,6 +8,7 @@ that a stream without usage, or one that broke off, is charged for what was gene
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -45,28 +46,25 @@ class _ErrorEvent(msgspec.Struct):
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_error_event = msgspec.json.Decoder(_ErrorEvent).decode
 _scan = json.JSONDecoder().raw_decode
+_AFTER_EVENT = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
 
 
 class UsageReader:
     """Watches one answer."""
 
-    __slots__ = ("_carry", "_kept", "_kept_bytes", "_sse", "_tail", "error", "events", "finished", "strip")
+    __slots__ = ("_carry", "_kept", "_kept_bytes", "_sse", "_tail", "error", "events", "finished", "pending", "strip")
 
     def __init__(self, *, sse: bool, strip: bool) -> None:
         self.strip = strip  # take the usage event out
         self.events = 0
         self.finished = False  # the stream's terminator went by
         self.error = False  # the answer is an error object
+        self.pending = 0  # bytes of an event that is not whole yet; held back when usage events are taken out
         self._sse = sse
         self._tail = b""
         self._carry = b""
         self._kept: list[bytes] = []
         self._kept_bytes = 0
-
-    @property
-    def pending(self) -> int:
-        """Bytes held back until their event is whole."""
-        return len(self._carry)
 
     @property
     def inside_event(self) -> bool:
@@ -84,16 +82,20 @@ class UsageReader:
             return data
         self.events += data.count(b"data:")
         self._tail = data if len(data) >= TAIL else self._tail[-TAIL:] + data
-        if b"[DONE]" in data and self._terminated():
+        # The terminator counts once its blank line is here too, which may come in a piece of its own.
+        if (b"[DONE]" in data or b"[DONE]" in self._tail[-16:]) and not self.finished and self._terminated():
             self.finished = True
             self.events -= 1
         if not self.strip:
+            cut = len(data) if data.endswith(b"\n\n") else _end_of_last_event(data)
+            self.pending = len(data) - cut if cut else self.pending + len(data)
             return data
         return self._without_usage_event(data, done or self.finished)
 
     def _terminated(self) -> bool:
         at = self._tail.rfind(DONE)
-        return at == 0 or (at > 0 and self._tail[at - 1 : at] == b"\n")
+        whole = at >= 0 and self._tail.startswith((b"\n\n", b"\r\n\r\n"), at + len(DONE))
+        return whole and (at == 0 or self._tail[at - 1 : at] == b"\n")
 
     def _without_usage_event(self, data: bytes, last: bool) -> bytes:
         if self._carry:
@@ -102,6 +104,7 @@ class UsageReader:
         if not last and not data.endswith(b"\n\n"):
             cut = _end_of_last_event(data)
             self._carry, data = data[cut:], data[:cut]
+        self.pending = len(self._carry)
         if b'"usage"' not in data:
             return data
         kept = []
@@ -169,9 +172,7 @@ def _end_of_last_event(data: bytes) -> int:
 
 def _split_events(data: bytes) -> list[bytes]:
     """Events with their blank lines. Only LF LF and CRLF CRLF end an event; no other character ends a line."""
-    ending = b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"
-    parts = data.split(ending)
-    return [part + ending for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+    return [event for event in _AFTER_EVENT.split(data) if event]
 
 
 def _event_data(event: bytes) -> bytes | None:
