@@ -200,7 +200,7 @@ def test_g05_compressed_stream(backend: FakeBackend, metered_gateway: GatewayPro
 
 def test_g05_corrupt_gzip_frees_the_slot(backend: FakeBackend, metered_gateway: GatewayProcess) -> None:
     pieces = gzipped_events(scripts.deltas(3))
-    corrupt = [chunk(pieces[0]), chunk(b"\x00\xff" * 40), LAST_CHUNK]
+    corrupt = [chunk(pieces[0]), 0.15, chunk(b"\x00\xff" * 40), LAST_CHUNK]  # apart, or it is a plain 502
     backend.script = scripts.steps(scripts.sse_head([("content-encoding", "gzip")]), *corrupt)
     answer = ask(metered_gateway.port, chat(stream=True), key="sk-a")
     if answer.header("content-encoding") == "gzip":
@@ -361,7 +361,10 @@ def test_g13_five_megabyte_event_passes(backend: FakeBackend, start_gateway: Sta
     gateway.settles()
 
 
-def test_g13_endless_event_is_bounded(backend: FakeBackend, start_gateway: StartGateway) -> None:
+@pytest.mark.parametrize("asked", [{}, WITH_USAGE], ids=["usage not asked", "usage asked"])
+def test_g13_endless_event_is_bounded(
+    backend: FakeBackend, start_gateway: StartGateway, asked: dict[str, Any]
+) -> None:
     gateway = start_gateway(config_for(backend))
     assert ask(gateway.port, chat(stream=True)).status == 200
     before = gateway.rss_bytes()
@@ -376,7 +379,7 @@ def test_g13_endless_event_is_bounded(backend: FakeBackend, start_gateway: Start
     backend.script = endless
     peak = before
     with RawClient(gateway.port) as client:
-        client.request(chat(stream=True))
+        client.request(chat(stream=True, **asked))
         assert client.read_head().status == 200
         seen, tail = 0, b""
         while (piece_read := client.read_piece(10)) is not None:

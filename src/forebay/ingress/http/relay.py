@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from forebay.engines.openai import OpenAIEngine
     from forebay.ingress.http.inbound import Inbound
 
-EVENT_MAX = 16 * 1024 * 1024  # bytes of one event that may be held back
+EVENT_MAX = 16 * 1024 * 1024  # bytes of one event, held back or not
 INFLATED_MAX = 256 * 1024 * 1024
 RETRY_AFTER_MOST_S = 55
 ENGINE_BUSY = frozenset({429, 503, 529})
