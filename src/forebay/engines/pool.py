@@ -70,6 +70,7 @@ class Upstream(asyncio.Protocol):
         "_pool",
         "_read_paused",
         "_status",
+        "_watch",
         "alive_at",
         "exchange",
         "parser",
@@ -86,6 +87,7 @@ class Upstream(asyncio.Protocol):
         self.reused = False
         self.silent = True  # no byte of the current response has come
         self.alive_at = 0.0
+        self._watch: Deadlines[Upstream] | None = None  # the deadline that runs
         self._headers: list[tuple[bytes, bytes]] = []
         self._pieces: list[bytes] = []
         self._head_bytes = 0
@@ -101,12 +103,14 @@ class Upstream(asyncio.Protocol):
         """Put a request on the wire."""
         transport = self.transport
         assert transport is not None
+        pool = self._pool
         self.exchange = exchange
         self.silent = True
         self._head_seen = self._done = False
         self._head_bytes = 0
-        self.alive_at = self._pool.loop.time()
-        self._pool.first_byte.watch(self)
+        self.alive_at = pool.loop.time()
+        self._watch = pool.first_byte
+        pool.first_byte.watch(self)
         exchange.connected(self)
         payload = exchange.payload()
         if len(payload) == 1:
@@ -123,24 +127,21 @@ class Upstream(asyncio.Protocol):
     def finish_alone(self) -> None:
         """The exchange has all it wants: read the rest of the framing, briefly, then be pooled or closed."""
         self.exchange = None
-        self._release_deadlines()
-        self.alive_at = self._pool.loop.time()
-        self._pool.finishing.watch(self)
+        self._run(self._pool.finishing)
 
     def pause(self) -> None:
         """Stop reading: the client is slow."""
         if self.transport is not None and not self._read_paused:
             self._read_paused = True
             self.transport.pause_reading()
-            self._release_deadlines()  # silence is now our own doing
+            self._run(None)  # silence is now our own doing
 
     def resume(self) -> None:
         if self.transport is not None and self._read_paused:
             self._read_paused = False
             self.transport.resume_reading()
-            self.alive_at = self._pool.loop.time()
             if self.exchange is not None:
-                (self._pool.first_byte if self.silent else self._pool.idle).watch(self)
+                self._run(self._pool.first_byte if self.silent else self._pool.idle)
 
     def timed_out(self) -> None:
         """No sign of life for too long."""
@@ -156,14 +157,11 @@ class Upstream(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        if self.exchange is None and not self._pool.is_finishing(self):
+        exchange = self.exchange
+        if exchange is None and self._watch is not self._pool.finishing:
             self.abort()  # an idle connection has nothing to say
             return
-        if self.silent:
-            self.silent = False
-            self._pool.first_byte.release(self)
-            if not self._read_paused:
-                self._pool.idle.watch(self)
+        self.silent = False
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -171,24 +169,30 @@ class Upstream(asyncio.Protocol):
                 self._break(Breakage.GARBLED, str(error))
                 return
             self._keep = False  # bytes after the end of a response: not ours to relay
-        self._deliver(data)
+        pieces = self._pieces
+        if pieces:
+            self._pieces = []
+        if self._done:
+            self._ended()
+        elif not self._go_on(pieces, len(data)):
+            return
+        if exchange is not None and (pieces or self._done):
+            exchange.body(pieces, self._done)
 
-    def _deliver(self, data: bytes) -> None:
-        exchange, pieces, done = self.exchange, self._pieces, self._done
+    def _go_on(self, pieces: list[bytes], size: int) -> bool:
+        """The response is not whole yet: watch that it goes on, within bounds."""
         if not self._head_seen:
-            self._head_bytes += len(data)
+            self._head_bytes += size
             if self._head_bytes > HEAD_MAX:
                 self._break(Breakage.GARBLED, "the response head is too large")
-                return
-        if pieces or done:
-            self._pieces = []
-            # Comment lines are keep-alives of the connection, not progress of the work.
-            if done or not pieces[0].startswith(b":"):
-                self.alive_at = self._pool.loop.time()
-            if done:
-                self._ended()
-            if exchange is not None:
-                exchange.body(pieces, done)
+                return False
+        pool = self._pool
+        if self._watch is pool.first_byte and not self._read_paused:
+            self._run(pool.idle)
+        # Comment lines are keep-alives of the connection, not progress of the work.
+        elif pieces and not pieces[0].startswith(b":"):
+            self.alive_at = pool.loop.time()
+        return True
 
     def _ended(self) -> None:
         """A response is complete: the connection is free, or closed."""
@@ -236,13 +240,18 @@ class Upstream(asyncio.Protocol):
 
     def _forget(self) -> None:
         self.exchange = None
-        self._release_deadlines()
+        if self._watch is not None:
+            self._watch.release(self)
+            self._watch = None
 
-    def _release_deadlines(self) -> None:
-        pool = self._pool
-        pool.first_byte.release(self)
-        pool.idle.release(self)
-        pool.finishing.release(self)
+    def _run(self, deadlines: Deadlines[Upstream] | None) -> None:
+        """Let this deadline run from now, and no other."""
+        if self._watch is not None:
+            self._watch.release(self)
+        self._watch = deadlines
+        if deadlines is not None:
+            self.alive_at = self._pool.loop.time()
+            deadlines.watch(self)
 
     # ---- httptools -------------------------------------------------------------------------------------------
 
@@ -341,9 +350,6 @@ class ConnectionPool:
                 connection.transport.close()
             return
         self._spare.append(connection)
-
-    def is_finishing(self, connection: Upstream) -> bool:
-        return connection in self.finishing
 
     def lost(self, connection: Upstream) -> None:
         """A connection closed."""

@@ -86,7 +86,8 @@ class Gateway:
             self._effects.extend(effects)
             if not self._applying:
                 self._carry_out()
-        self._arm()
+        if self.pipeline.queued:
+            self._arm()
 
     def _carry_out(self) -> None:
         pending = self._effects

@@ -123,7 +123,7 @@ class Inbound:
             if self._has_host:
                 self.reject(400, "malformed", "two host headers", code="duplicate_header")
             self._has_host = True
-        elif known == AUTHORIZATION or known == API_KEY:
+        elif known in (AUTHORIZATION, API_KEY):
             self._credential(known, value)
         elif known != DROP:
             self._rare_header(known, value)
@@ -314,7 +314,7 @@ class Inbound:
             byte_class=seen.byte_class,
             counted_tokens=seen.counted_tokens,
             max_output_tokens=seen.max_output_tokens,
-            choices=seen.choices,
+            choices=seen.completions * seen.prompts,
             generates=route.generates,
             stream=seen.stream,
             mode=key.mode or route.mode,

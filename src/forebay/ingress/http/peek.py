@@ -48,7 +48,8 @@ class Peek(msgspec.Struct):
     model: str = ""
     stream: bool = False
     max_output_tokens: int | None = None
-    choices: int = 1
+    completions: int = 1  # per prompt
+    prompts: int = 1
     text_bytes: int = 0
     byte_class: ByteClass = ByteClass.ASCII
     counted_tokens: int = 0
@@ -65,26 +66,26 @@ def peek(body: bytes, *, generates: bool = True) -> Peek:
         except UnicodeDecodeError as error:
             raise BadRequest(f"the body is not valid UTF-8 (byte {error.start})") from None
     fields = _object(body)
-    _refuse_duplicates(body, fields)
     seen = Peek()
-    seen.model = _model(fields.get("model"))
-    seen.stream = _boolean(fields, "stream")
-    if generates:
-        seen.max_output_tokens = _output_cap(fields)
-        seen.choices = _choices(fields)
-        if (options := fields.get("stream_options")) is not None:
-            seen.has_stream_options = True
-            seen.include_usage = seen.stream and _include_usage(options)
-    text_bytes = len(body) - 20 * len(fields)
-    if (prompt := fields.get("prompt")) is not None or (prompt := fields.get("input")) is not None:
-        text_bytes = _count_prompt(bytes(prompt), seen, len(body))
+    size = 1  # of the same object without spare bytes: its braces, less the comma that the last pair lacks
+    for name, raw in fields.items():
+        value = bytes(raw)
+        size += len(name) + len(value) + 4
+        read = _READERS.get(name)
+        if read is not None:
+            read(seen, name, value, generates)
+    # No spare bytes at the top level leave no room for a duplicate key.
+    if size != len(body) or not ascii_only:
+        _refuse_duplicates(body, fields)
+    seen.text_bytes += len(body) - 20 * len(fields)
     if b";base64," in body:
-        text_bytes = _take_out_base64(body, seen, text_bytes)
-    seen.text_bytes = max(0, text_bytes)
-    if ascii_only:
-        seen.byte_class = ByteClass.ESCAPED if b"\\u" in body else ByteClass.ASCII
-    else:
+        _take_out_base64(body, seen)
+    if seen.text_bytes < 0:
+        seen.text_bytes = 0
+    if not ascii_only:
         seen.byte_class = ByteClass.UTF8
+    elif b"\\u" in body:
+        seen.byte_class = ByteClass.ESCAPED
     return seen
 
 
@@ -102,16 +103,7 @@ def _object(body: bytes) -> dict[str, msgspec.Raw]:
 
 
 def _refuse_duplicates(body: bytes, fields: dict[str, msgspec.Raw]) -> None:
-    """Refuse a second copy of a judged key.
-
-    A body without spare bytes at its top level has as many bytes as its keys and values make: no room for a duplicate.
-    Otherwise each judged key is counted by its spelling, which is enough unless keys are spelt with escapes.
-    """
-    size = 1  # braces, less the comma that the last pair lacks
-    for key, value in fields.items():
-        size += len(key) + len(memoryview(value)) + 4
-    if size == len(body) and body.isascii():
-        return
+    """Refuse a second copy of a judged key. Counting its spelling is enough unless keys are spelt with escapes."""
     if b"\\u" not in body:
         for quoted, name in zip(_JUDGED_QUOTED, JUDGED, strict=True):
             if name in fields and body.count(quoted) > 1:
@@ -132,123 +124,126 @@ class _Pairs(list[tuple[str, Any]]):
     """An object as the pairs that it was written with."""
 
 
-def _value(raw: msgspec.Raw, field: str) -> Any:
+def _value(raw: bytes, field: str) -> Any:
     try:
         return _decode_any(raw)
     except (msgspec.DecodeError, RecursionError):
         raise BadRequest(f"{field!r} cannot be read", field) from None
 
 
-def _model(raw: msgspec.Raw | None) -> str:
-    if raw is None:
-        return ""
-    value = _value(raw, "model")
-    if not isinstance(value, str) or not value:
-        raise BadRequest("'model' must be a non-empty string", "model")
-    if len(value) > MODEL_NAME_MAX or not value.isprintable():
-        raise BadRequest("'model' is not a model name", "model")
-    return value
+# Readers of one field each: (what is seen so far, field, its raw value, does the route generate?).
 
 
-def _boolean(fields: dict[str, msgspec.Raw], field: str) -> bool:
-    raw = fields.get(field)
-    if raw is None:
-        return False
-    text = bytes(raw)
-    if text == _TRUE:
-        return True
-    if text in {_FALSE, _NULL}:
-        return False
-    raise BadRequest(f"{field!r} must be true or false", field)
-
-
-def _whole_number(fields: dict[str, msgspec.Raw], field: str, least: int, most: int) -> int | None:
-    raw = fields.get(field)
-    if raw is None or bytes(raw) == _NULL:
-        return None
+def _model(seen: Peek, field: str, raw: bytes, generates: bool) -> None:  # noqa: ARG001
     value = _value(raw, field)
+    if not isinstance(value, str) or not value:
+        raise BadRequest("'model' must be a non-empty string", field)
+    if len(value) > MODEL_NAME_MAX or not value.isprintable():
+        raise BadRequest("'model' is not a model name", field)
+    seen.model = value
+
+
+def _stream(seen: Peek, field: str, raw: bytes, generates: bool) -> None:  # noqa: ARG001
+    if raw == _TRUE:
+        seen.stream = True
+    elif raw not in {_FALSE, _NULL}:
+        raise BadRequest(f"{field!r} must be true or false", field)
+
+
+def _whole_number(field: str, raw: bytes, least: int, most: int) -> int | None:
+    """A whole number in a range; null counts as absent."""
+    if raw == _NULL:
+        return None
+    value = int(raw) if raw.isdigit() and len(raw) < 10 else _value(raw, field)
     if type(value) is not int or not least <= value <= most:
         raise BadRequest(f"{field!r} must be a whole number from {least} to {most}", field)
     return value
 
 
-def _output_cap(fields: dict[str, msgspec.Raw]) -> int | None:
-    """The smallest cap the body gives; null counts as absent."""
-    caps = [
-        cap
-        for field in ("max_tokens", "max_completion_tokens", "max_output_tokens")
-        if field in fields and (cap := _whole_number(fields, field, 0, OUTPUT_TOKENS_MAX)) is not None
-    ]
-    return min(caps) if caps else None
+def _output_cap(seen: Peek, field: str, raw: bytes, generates: bool) -> None:
+    """The smallest of the caps that the body gives."""
+    if generates and (cap := _whole_number(field, raw, 0, OUTPUT_TOKENS_MAX)) is not None:
+        seen.max_output_tokens = cap if seen.max_output_tokens is None else min(cap, seen.max_output_tokens)
 
 
-def _choices(fields: dict[str, msgspec.Raw]) -> int:
+def _choices(seen: Peek, field: str, raw: bytes, generates: bool) -> None:
     """Completions computed per prompt: the larger of n and best_of."""
-    choices = 1
-    for field in ("n", "best_of"):
-        if field in fields:
-            choices = max(choices, _whole_number(fields, field, 1, CHOICES_MAX) or 1)
-    return choices
+    if generates and (choices := _whole_number(field, raw, 1, CHOICES_MAX)) is not None:
+        seen.completions = max(seen.completions, choices)
 
 
-def _include_usage(raw: msgspec.Raw) -> bool:
-    options = _value(raw, "stream_options")
+def _stream_options(seen: Peek, field: str, raw: bytes, generates: bool) -> None:
+    if not generates:
+        return
+    seen.has_stream_options = True
+    options = _value(raw, field)
     if options is None:
-        return False
+        return
     if not isinstance(options, dict):
-        raise BadRequest("'stream_options' must be an object", "stream_options")
+        raise BadRequest("'stream_options' must be an object", field)
     wanted = options.get("include_usage")
     if wanted is not None and not isinstance(wanted, bool):
-        raise BadRequest("'stream_options.include_usage' must be true or false", "stream_options")
-    return bool(wanted)
+        raise BadRequest("'stream_options.include_usage' must be true or false", field)
+    seen.include_usage = bool(wanted)
 
 
-def _count_prompt(raw: bytes, seen: Peek, body_bytes: int) -> int:
-    """Text bytes of a prompt; token ids are counted one by one, several prompts multiply the choices."""
-    head = raw[:256].lstrip()
-    if not head.startswith(b"["):
-        return body_bytes
-    items = _value(msgspec.Raw(raw), "prompt")
+def _prompt(seen: Peek, field: str, raw: bytes, generates: bool) -> None:  # noqa: ARG001
+    """Token ids are counted one by one; several prompts multiply the completions."""
+    if not raw.startswith(b"["):
+        return
+    items = _value(raw, field)
     if not items:
-        raise BadRequest("the prompt is empty", "prompt")
-    if len(items) > ITEMS_MAX and not isinstance(items[0], int):
-        raise BadRequest(f"more than {ITEMS_MAX} inputs in one request", "input")
+        raise BadRequest(f"{field!r} is empty", field)
     kind = type(items[0])
+    if kind is not int and len(items) > ITEMS_MAX:
+        raise BadRequest(f"more than {ITEMS_MAX} inputs in one request", field)
     if any(type(item) is not kind for item in items):
-        raise BadRequest("the prompt mixes kinds: give strings, or token ids, or lists of token ids", "prompt")
+        raise BadRequest(f"{field!r} mixes kinds: give strings, or token ids, or lists of token ids", field)
     if kind is int:
-        _check_ids(items)
-        seen.counted_tokens = len(items)
-        return body_bytes - len(raw)
-    if kind is list:
+        _check_ids(items, field)
+        seen.counted_tokens += len(items)
+        seen.text_bytes -= len(raw)
+    elif kind is list:
         for item in items:
             if not item:
-                raise BadRequest("one of the prompts is empty", "prompt")
-            _check_ids(item)
-        seen.counted_tokens = sum(len(item) for item in items)
-        seen.choices *= len(items)
-        return body_bytes - len(raw)
-    if kind is str:
-        seen.choices *= len(items)
-    return body_bytes  # strings, or the message objects of /v1/responses
+                raise BadRequest(f"a part of {field!r} is empty", field)
+            _check_ids(item, field)
+        seen.counted_tokens += sum(len(item) for item in items)
+        seen.prompts = len(items)
+        seen.text_bytes -= len(raw)
+    elif kind is str:
+        seen.prompts = len(items)
 
 
-def _check_ids(ids: list[Any]) -> None:
+_READERS = {
+    "model": _model,
+    "stream": _stream,
+    "max_tokens": _output_cap,
+    "max_completion_tokens": _output_cap,
+    "max_output_tokens": _output_cap,
+    "n": _choices,
+    "best_of": _choices,
+    "stream_options": _stream_options,
+    "prompt": _prompt,
+    "input": _prompt,
+}
+
+
+def _check_ids(ids: list[Any], field: str) -> None:
     if any(type(token) is not int or token < 0 for token in ids):
-        raise BadRequest("token ids must be whole numbers from 0", "prompt")
+        raise BadRequest("token ids must be whole numbers from 0", field)
 
 
-def _take_out_base64(body: bytes, seen: Peek, text_bytes: int) -> int:
+def _take_out_base64(body: bytes, seen: Peek) -> None:
     """Price inlined images and files apart: their base64 is not text that the model reads."""
     at = body.find(b";base64,")
     while at >= 0:
         end = body.find(b'"', at)
         if end < 0:
             break
-        text_bytes -= end - at
+        seen.text_bytes -= end - at
         seen.counted_tokens += IMAGE_TOKENS
         at = body.find(b";base64,", end)
-    return text_bytes
 
 
 def with_usage(body: bytes, seen: Peek) -> bytes:
@@ -257,6 +252,6 @@ def with_usage(body: bytes, seen: Peek) -> bytes:
         start = body.index(b"{") + 1
         return body[:start] + b'"stream_options":{"include_usage":true},' + body[start:]
     fields = _decode_object(body)
-    options = _value(fields["stream_options"], "stream_options") or {}
+    options = _value(bytes(fields["stream_options"]), "stream_options") or {}
     fields["stream_options"] = msgspec.Raw(msgspec.json.encode({**options, "include_usage": True}))
     return msgspec.json.encode(fields)

@@ -8,6 +8,9 @@ that the gateway asked for is taken out again when the client did not ask for it
 from __future__ import annotations
 
 import zlib
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from forebay.core.events import Failed, Finished, FirstToken, Undelivered
@@ -260,6 +263,8 @@ class Relay:
             lines.append(inbound.rate_limit_headers())
         if self._sse:
             lines.append(b"x-accel-buffering: no\r\n")
+            if not any(line.startswith(b"cache-control:") for line in lines):
+                lines.append(b"cache-control: no-cache\r\n")
         keep = inbound.keep_alive and not self._close_after and not inbound.site.draining
         if not keep:
             self._close_after = True
@@ -342,7 +347,8 @@ class Relay:
             return
         timed_out = breakage is Breakage.TIMEOUT
         reason = FailReason.ENGINE_TIMEOUT if timed_out else FailReason.ENGINE_ERROR
-        text = f"{breakage.value}: {detail}" if detail else breakage.value
+        # Where an engine lives is nobody's business outside: connect errors name its address.
+        text = f"{breakage.value}: {detail}" if detail and breakage is not Breakage.UNDELIVERED else breakage.value
         if self._head_sent:
             self._break_off(reason, text)
         else:
@@ -385,8 +391,14 @@ class Relay:
 
 
 def _sane_retry_after(value: bytes) -> int | None:
-    """Whole seconds from 1 to 55, or None for anything that cannot be used as it is."""
+    """Seconds or an HTTP date as whole seconds from 1 to 55, or None for anything that is neither."""
     text = value.strip()
-    if text.isdigit() and len(text) < 7:
-        return min(RETRY_AFTER_MOST_S, max(1, int(text)))
-    return None
+    if text.isdigit():
+        seconds = float(text[:7])
+    else:
+        try:
+            at = parsedate_to_datetime(text.decode("latin-1"))
+            seconds = (at - datetime.now(at.tzinfo)).total_seconds()
+        except (ValueError, OverflowError):
+            return None
+    return min(RETRY_AFTER_MOST_S, max(1, ceil(seconds)))
