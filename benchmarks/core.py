@@ -185,9 +185,10 @@ def markdown(result: dict[str, Any]) -> str:
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
 @click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
 def main(rounds: int, steps: int, json_path: Path | None, dry: bool) -> None:
+    load_before = environment.load_average()
     spreads = measure(rounds, steps)
     result: dict[str, Any] = {
-        "environment": environment.describe(),
+        "environment": environment.describe(load_before),
         "command": shlex.join(["python", "-m", "benchmarks.core", *sys.argv[1:]]),
         "rounds_run": rounds,
         "steps": steps,

@@ -23,14 +23,20 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def describe() -> dict[str, object]:
-    """The environment as results files hold it."""
+def load_average() -> float:
+    """Programs that wanted a core over the last minute: taken *before* a benchmark adds its own."""
+    return round(os.getloadavg()[0], 2)
+
+
+def describe(load_before: float) -> dict[str, object]:
+    """The environment as results files hold it. ``load_before`` is the load average when the benchmark began."""
     return {
         "at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _git("rev-parse", "--short=12", "HEAD") or "unknown",
         "dirty": bool(_git("status", "--porcelain", "--", "src", "benchmarks/*.py", "pyproject.toml")),
         "machine": _cpu_model(),
         "cpus": os.cpu_count(),
+        "load_before": load_before,
         "system": f"Linux {platform.release()}",
         "python": platform.python_version(),
     }

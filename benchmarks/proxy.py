@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _CHUNKS_PER_S: Final = 50
 _SLOW_ROUNDS: Final = 2
 _DIRECT: Final = "direct"
+_QUIET_LOAD: Final = 0.5
 
 
 def _say(text: str) -> None:
@@ -141,10 +142,10 @@ def _choose(only: str | None) -> list[Proxy]:
     return [proxy for proxy in PROXIES if proxy.name in wanted]
 
 
-def _result(run: Run, chosen: list[Proxy], load: Load) -> dict[str, Any]:
+def _result(run: Run, chosen: list[Proxy], load: Load, load_before: float) -> dict[str, Any]:
     summary = tables.summarize(run.rounds)
     return {
-        "environment": environment.describe(),
+        "environment": environment.describe(load_before),
         "command": shlex.join(["python", "-m", "benchmarks.proxy", *sys.argv[1:]]),
         "parameters": {**asdict(load), "chunks_per_s_and_stream": _CHUNKS_PER_S},
         "versions": {proxy.name: proxy.version() for proxy in chosen if proxy.name in summary},
@@ -177,6 +178,9 @@ def _write(result: dict[str, Any], path: Path, *, document: bool) -> None:
 def main(rounds: int | None, only: str | None, quick: bool, json_path: Path | None) -> None:
     chosen = _choose(only)
     load = measures.QUICK if quick else measures.FULL
+    load_before = environment.load_average()
+    if load_before > _QUIET_LOAD:
+        _say(f"! the machine is busy (load average {load_before:g}): every figure below, ratios included, is suspect")
     try:
         peers.WRK.ensure()
     except peers.InstallError as error:
@@ -186,7 +190,7 @@ def main(rounds: int | None, only: str | None, quick: bool, json_path: Path | No
         run.start()
         run.measure()
         run.measure_memory()
-        result = _result(run, chosen, load)
+        result = _result(run, chosen, load, load_before)
     click.echo(tables.markdown(result))
     whole = not quick and only is None
     if json_path is None and whole:
