@@ -119,7 +119,7 @@ def provenance(result: Mapping[str, Any]) -> list[str]:
     place = f"{env['machine']}, {env['cpus']} cores, {env['system']}, Python {env['python']}"
     return [
         f"Measured {env['at']} at commit `{env['commit']}`{dirty} on {place}, by `{result['command']}`.",
-        f"{result['rounds_run']} rounds, interleaved; median (lowest–highest round). "
+        f"{result['rounds_run']} rounds, interleaved; median (lowest–highest round).",
         f"Load average before the run: {env['load_before']:g}.",
     ]
 
