@@ -58,6 +58,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def tokens(self) -> int:
+        """Tokens in and out: what a key is charged."""
         return self.input_tokens + self.output_tokens
 
 
@@ -87,6 +88,8 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
 
 
 class TicketState(IntEnum):
+    """Where a ticket is."""
+
     QUEUED = 0
     IN_FLIGHT = 1
     CLOSED = 2

@@ -96,6 +96,7 @@ class Pool:
 
     @property
     def warming(self) -> bool:
+        """Is any engine on its way up?"""
         return any(e.health.readiness is Readiness.WARMING for e in self.engines)
 
     def serving_from(self, now: Instant) -> Instant | None:
@@ -109,12 +110,15 @@ class Pool:
 
     @property
     def in_flight(self) -> int:
+        """Leases open on all its engines."""
         return sum(e.in_flight for e in self.engines)
 
     def drain_rate(self, now: Instant) -> float:
+        """Slot releases per second of all its engines; 0.0 when nothing is known."""
         return self.forecast.drain_rate(self.in_flight, now)
 
     def snapshot(self, now: Instant) -> PoolSnapshot:
+        """A frozen picture of its rooms."""
         rate = self.drain_rate(now)
         return PoolSnapshot(
             name=self.config.name,

@@ -6,6 +6,8 @@ import msgspec
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True):
+    """One engine: its health, what it holds and how much it may hold."""
+
     name: str
     readiness: str
     ejected: bool
@@ -16,6 +18,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True):
+    """One pool: its queue, its forecast and its engines."""
+
     name: str
     models: tuple[str, ...]
     mode: str
@@ -32,6 +36,8 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
+    """The whole pipeline. Outcomes are counts by name."""
+
     draining: bool
     offered: int
     outcomes: dict[str, int]

@@ -10,6 +10,8 @@ from forebay.core.instant import Instant
 
 @dataclass(frozen=True, slots=True)
 class PassThroughConfig:
+    """Nothing to set."""
+
     kind: Literal["passthrough"] = "passthrough"
 
 

@@ -23,6 +23,8 @@ class HealthConfig:
 
 
 class Readiness(StrEnum):
+    """What the last readiness probe said."""
+
     UP = "up"
     WARMING = "warming"
     DOWN = "down"
@@ -53,6 +55,7 @@ class Health:
             self.on_probation = True
 
     def succeeded(self) -> None:
+        """A request was answered as it should: all is forgiven."""
         self._failures = 0
         self._ejections = 0
         self.ejected_until = 0

@@ -85,6 +85,7 @@ class FairQueue:
         return ticket if ticket is not None and ticket.expires <= now else None
 
     def next_expiry(self) -> Instant | None:
+        """When the next ticket expires; None when none waits."""
         ticket = self._first_to_expire()
         return None if ticket is None else ticket.expires
 
