@@ -270,36 +270,31 @@ def test_a_client_that_leaves_frees_its_slot(engine: Process) -> None:
     assert engine.metric("vllm:num_requests_running") == 4
     for stream in streams:
         stream.close()
-    engine.wait_for("vllm:num_requests_running", 0, within_s=3)
-    engine.wait_for("vllm:kv_cache_usage_perc", 0, within_s=3)
+    engine.wait_for("vllm:num_requests_running", 0)
+    engine.wait_for("vllm:kv_cache_usage_perc", 0)
     assert engine.metric("vllm:generation_tokens_total") - aborted < 4 * 150
 
 
 def test_a_long_prompt_does_not_stop_the_others_tokens(engine: Process) -> None:
-    gaps: list[float] = []
+    seen: list[str] = []
     started = threading.Event()
 
     def watch() -> None:
-        last = None
         for _ in engine.client.chat.completions.create(
-            model="smollm2-135m-instruct", messages=CAPITAL, stream=True, max_tokens=60, extra_body={"ignore_eos": True}
+            model="smollm2-135m-instruct", messages=CAPITAL, stream=True, max_tokens=80, extra_body={"ignore_eos": True}
         ):
-            now = time.monotonic()
-            if last is not None:
-                gaps.append(now - last)
-            last = now
+            seen.append("token")
             started.set()
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     assert started.wait(20)
-    computed = engine.metric("vllm:prompt_tokens_total")
+    before, steps = len(seen), engine.metric("forebay_engine_steps_total")
     engine.client.completions.create(model="smollm2-135m-instruct", prompt=[500] * 240, max_tokens=1)
-    assert engine.metric("vllm:prompt_tokens_total") - computed == 240
-    assert watcher.is_alive(), "the answer went on beyond the long prompt"
+    during, steps = len(seen) - before, engine.metric("forebay_engine_steps_total") - steps
     watcher.join()
-    # 240 rows at once take several times the step of 64; the bound is loose because the machine may be shared.
-    assert max(gaps) < 1.0
+    assert steps >= 4, "240 tokens take four steps of at most 64 rows"
+    assert during >= 3, "and each of them gave the other answer a token"
 
 
 def test_a_prompt_beyond_the_context_is_a_400(engine: Process) -> None:
