@@ -173,7 +173,7 @@ def command(
         for path in (json_path, html_path):
             if path is not None:
                 click.echo(f"written: {path}")
-    if all(run.counts.completed + run.counts.shed + run.counts.evicted == 0 for run in results.runs):
+    if all(run.counts.failed == run.counts.offered for run in results.runs):
         first = next((record.error for run in runs for record in run.requests if record.error), "no answer")
         raise UsageError(f"no request was answered: {first}")
 

@@ -54,10 +54,15 @@ class Quantiles(msgspec.Struct):
 
 
 class Utilization(msgspec.Struct):
-    """Shares of 1. `busy`: time the engine computed; `batch`: seats of its batch that were filled while it did."""
+    """How well the engine was used, as shares of 1; None where it does not tell.
+
+    `busy`: time in which it computed; `batch`: places of its batch that were filled while it did; `step_ms`: mean time
+    of one step, by which a machine that changed its own speed between runs is found out.
+    """
 
     busy: float | None
     batch: float | None
+    step_ms: float | None = None
 
 
 class Figures(msgspec.Struct, kw_only=True):
@@ -235,15 +240,17 @@ def utilization(samples: Sequence[EngineSample], from_ns: float, to_ns: float) -
     steps = _growth(samples, from_ns, to_ns, lambda sample: sample.steps)
     seqs = _growth(samples, from_ns, to_ns, lambda sample: sample.batch_seqs)
     seats = next((sample.max_batch for sample in reversed(samples) if sample.max_batch), None)
-    busy = batch = None
+    busy = batch = step_ms = None
     if busy_s is not None and to_ns > from_ns:
         busy = min(1.0, max(0.0, busy_s * NS_PER_S / (to_ns - from_ns)))
     if steps and seqs is not None and seats:
         batch = seqs / steps / seats
+    if steps and busy_s is not None:
+        step_ms = 1000 * busy_s / steps
     if busy is None:
         seen = [s.running for s in samples if s.running is not None and from_ns <= s.at_ns < to_ns]
         busy = sum(1 for running in seen if running > 0) / len(seen) if seen else None
-    return Utilization(busy, batch)
+    return Utilization(busy, batch, step_ms)
 
 
 def _growth(

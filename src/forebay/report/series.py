@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import pairwise
 
 import msgspec
 
 from forebay.report.records import EngineSample, RunRecords
 from forebay.report.results import latency_ms, ttft_ms
-from forebay.report.statistics import percentile
+from forebay.report.statistics import interpolate, percentile
 
 TARGET_BINS = 240
 BIN_WIDTHS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+ENGINE_WINDOW_S = 1.0
 
 Curve = list[float | None]
 
@@ -119,33 +119,50 @@ def _in_flight(run: RunRecords, bins: int, width: float) -> Curve:
 
 
 def _engine_curves(samples: list[EngineSample], bins: int, width: float) -> tuple[Curve, Curve, Curve]:
-    """Busy share, batch occupancy and batch size per bin, from the growth of the counters between samples."""
-    busy: list[list[float]] = [[] for _ in range(bins)]
-    batch: list[list[float]] = [[] for _ in range(bins)]
-    size: list[list[float]] = [[] for _ in range(bins)]
-    for before, after in pairwise(samples):
-        index = int((before.at_ns + after.at_ns) / 2e9 / width)
-        span_s = (after.at_ns - before.at_ns) / 1e9
-        if not 0 <= index < bins or span_s <= 0:
+    """Busy share, batch occupancy and batch size per bin, from the growth of the engine's counters around it.
+
+    A CPU engine may take a tenth of a second per step and counts whole steps: a window of about a second shows its
+    state, a shorter one the beat between steps and samples.
+    """
+    reach = max(width, ENGINE_WINDOW_S) / 2
+    busy_s = _counter(samples, "busy_s")
+    steps, seqs = _counter(samples, "steps"), _counter(samples, "batch_seqs")
+    running = _counter(samples, "running")
+    first_s, last_s = (samples[0].at_ns / 1e9, samples[-1].at_ns / 1e9) if samples else (0.0, 0.0)
+    seats = next((sample.max_batch for sample in samples if sample.max_batch), None)
+    busy: Curve = []
+    size: Curve = []
+    for index in range(bins):
+        middle = (index + 0.5) * width
+        # Clipped to what was sampled: beyond it a counter's stillness means nothing.
+        from_s, to_s = max(first_s, middle - reach), min(last_s, middle + reach)
+        if to_s <= from_s:
+            busy.append(None)
+            size.append(None)
             continue
-        if before.busy_s is not None and after.busy_s is not None:
-            busy[index].append(min(1.0, (after.busy_s - before.busy_s) / span_s))
-        elif after.running is not None:
-            busy[index].append(1.0 if after.running > 0 else 0.0)
-        mean = _mean_batch(before, after)
-        if mean is not None:
-            size[index].append(mean)
-            if after.max_batch:
-                batch[index].append(mean / after.max_batch)
-    return _means(busy), _means(batch), _means(size)
+        if busy_s:
+            grown = _growth(busy_s, from_s, to_s)
+            busy.append(None if grown is None else round(min(1.0, grown / (to_s - from_s)), 4))
+        else:
+            busy.append(_mean([min(1.0, value) for at, value in running if from_s <= at < to_s]))
+        stepped, sat = _growth(steps, from_s, to_s), _growth(seqs, from_s, to_s)
+        if stepped is None or sat is None:
+            size.append(_mean([value for at, value in running if from_s <= at < to_s]) if not steps else None)
+        else:
+            size.append(round(sat / stepped, 3) if stepped > 0 else 0.0)
+    batch: Curve = [None if one is None or not seats else round(one / seats, 4) for one in size]
+    return busy, batch, size
 
 
-def _mean_batch(before: EngineSample, after: EngineSample) -> float | None:
-    if before.steps is None or after.steps is None or before.batch_seqs is None or after.batch_seqs is None:
-        return after.running
-    steps = after.steps - before.steps
-    return (after.batch_seqs - before.batch_seqs) / steps if steps > 0 else 0.0
+def _counter(samples: list[EngineSample], figure: str) -> list[tuple[float, float]]:
+    return [(s.at_ns / 1e9, value) for s in samples if (value := getattr(s, figure)) is not None]
 
 
-def _means(bins: list[list[float]]) -> Curve:
-    return [round(sum(values) / len(values), 4) if values else None for values in bins]
+def _growth(points: list[tuple[float, float]], from_s: float, to_s: float) -> float | None:
+    """How much a counter grew; None without samples of it."""
+    start, end = interpolate(points, from_s), interpolate(points, to_s)
+    return None if start is None or end is None else end - start
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(sum(values) / len(values), 4) if values else None

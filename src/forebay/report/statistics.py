@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
@@ -32,12 +34,10 @@ def interpolate(points: Sequence[tuple[float, float]], at: float) -> float | Non
     """A counter's value at a time, between samples `(time, value)`; held at the ends, None without samples."""
     if not points:
         return None
-    before = points[0]
-    if at <= before[0]:
-        return before[1]
-    for point in points:
-        if point[0] >= at:
-            span = point[0] - before[0]
-            return point[1] if span <= 0 else before[1] + (point[1] - before[1]) * (at - before[0]) / span
-        before = point
-    return before[1]
+    after = bisect_left(points, at, key=itemgetter(0))
+    if after == 0:
+        return points[0][1]
+    if after == len(points):
+        return points[-1][1]
+    (from_at, low), (to_at, high) = points[after - 1], points[after]
+    return low + (high - low) * (at - from_at) / (to_at - from_at)

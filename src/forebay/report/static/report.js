@@ -38,12 +38,12 @@
             ctx.fillStyle = style("--quiet");
             ctx.font = 11 * devicePixelRatio + "px system-ui, sans-serif";
             ctx.textAlign = "left";
-            ctx.textBaseline = "top";
+            ctx.textBaseline = "bottom";
             ctx.save();
             ctx.beginPath();
-            ctx.rect(left, u.bbox.top, right - left, u.bbox.height);
+            ctx.rect(left, 0, right - left, u.bbox.top);
             ctx.clip();
-            ctx.fillText(phase.name, left + 5 * devicePixelRatio, u.bbox.top + 3 * devicePixelRatio);
+            ctx.fillText(phase.name, left + 2 * devicePixelRatio, u.bbox.top - 3 * devicePixelRatio);
             ctx.restore();
           }
         });
@@ -79,7 +79,7 @@
   });
 
   const options = (width, height, spec, series) => ({
-    width, height, padding: [12, 8, 0, 0],
+    width, height, padding: [data.phases.length > 1 ? 18 : 10, 8, 0, 0],
     cursor: { sync: { key: "forebay" }, drag: { x: true, y: false }, points: { size: 5 } },
     scales: { x: { time: false }, y: spec.log ? { distr: 3, log: 10 } : { range: (u, low, high) => [0, spec.top || Math.max(high * 1.08, 1e-3)] } },
     axes: [
