@@ -8,9 +8,11 @@ UTF-8 is refused. The oracle of its fuzz test: `peek` returns, or raises BadRequ
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from forebay.core.model import ByteClass
 
@@ -19,18 +21,44 @@ OUTPUT_TOKENS_MAX = 10_000_000
 MODEL_NAME_MAX = 512
 IMAGE_TOKENS = 1024  # an image part until an engine reports otherwise; about one high-resolution tile set
 ITEMS_MAX = 16_384  # inputs of one embeddings request
+FRAME_BYTES = 64  # of a body that are keys, roles and punctuation rather than text
 
+Cap = Annotated[int, Meta(ge=0, le=OUTPUT_TOKENS_MAX)]
+Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Judged(msgspec.Struct):
+    """The fields that the gate judges; the rest of the body is only checked to be JSON."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=MODEL_NAME_MAX)] | None = None
+    stream: bool | None = None
+    max_tokens: Cap | None = None
+    max_completion_tokens: Cap | None = None
+    max_output_tokens: Cap | None = None
+    n: Choices | None = None
+    best_of: Choices | None = None
+    stream_options: _StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+
+_decode_judged = msgspec.json.Decoder(_Judged).decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
 
-# Keys that the gate judges. A second copy of any of these is refused.
-JUDGED = (
-    "model", "stream", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "stream_options",
-    "messages", "prompt", "input",
-)  # fmt: skip
-_JUDGED_QUOTED = tuple(f'"{name}"'.encode() for name in JUDGED)
+BACKSLASH, SEMICOLON = b"\\;"
 
-_TRUE, _FALSE, _NULL = b"true", b"false", b"null"
+# A second copy of any of these keys is refused.
+JUDGED = (
+    "model", "messages", "stream", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of",
+    "stream_options", "prompt", "input",
+)  # fmt: skip
+_QUOTED = tuple(f'"{name}"'.encode() for name in JUDGED)
+_FIELD = re.compile(r"`\$\.(\w+)")
 
 
 class BadRequest(Exception):  # noqa: N818 - named after what it becomes
@@ -65,48 +93,60 @@ def peek(body: bytes, *, generates: bool = True) -> Peek:
             body.decode("utf-8")
         except UnicodeDecodeError as error:
             raise BadRequest(f"the body is not valid UTF-8 (byte {error.start})") from None
-    fields = _object(body)
-    seen = Peek()
-    size = 1  # of the same object without spare bytes: its braces, less the comma that the last pair lacks
-    for name, raw in fields.items():
-        value = bytes(raw)
-        size += len(name) + len(value) + 4
-        read = _READERS.get(name)
-        if read is not None:
-            read(seen, name, value, generates)
-    # No spare bytes at the top level leave no room for a duplicate key.
-    if size != len(body) or not ascii_only:
-        _refuse_duplicates(body, fields)
-    seen.text_bytes += len(body) - 20 * len(fields)
-    if b";base64," in body:
+    try:
+        judged = _decode_judged(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _complaint(body, error) from None
+    # One-byte searches come first: they cost a tenth of a longer needle's.
+    escaped = BACKSLASH in body and b"\\u" in body
+    if not ascii_only or _has_spare_bytes(body):
+        _refuse_duplicates(body, escaped)
+    seen = Peek(judged.model or "", judged.stream or False, text_bytes=len(body) - FRAME_BYTES)
+    if generates:
+        _read_output(judged, seen)
+    if prompt := bytes(judged.prompt):
+        _read_prompt(prompt, "prompt", seen)
+    elif prompt := bytes(judged.input):
+        _read_prompt(prompt, "input", seen)
+    if SEMICOLON in body and b";base64," in body:
         _take_out_base64(body, seen)
     if seen.text_bytes < 0:
         seen.text_bytes = 0
-    if not ascii_only:
-        seen.byte_class = ByteClass.UTF8
-    elif b"\\u" in body:
+    if escaped:
         seen.byte_class = ByteClass.ESCAPED
+    elif not ascii_only:
+        seen.byte_class = ByteClass.UTF8
     return seen
 
 
-def _object(body: bytes) -> dict[str, msgspec.Raw]:
+def _has_spare_bytes(body: bytes) -> bool:
+    """Is the object longer than its keys and values make it? If not, there is no room for a second copy of a key."""
+    size = 1  # its braces, less the comma that the last pair lacks
+    for name, value in _decode_object(body).items():
+        size += len(name) + len(memoryview(value)) + 4
+    return size != len(body)
+
+
+def _complaint(body: bytes, error: Exception) -> BadRequest:
+    """What is wrong with a body that could not be read, for the caller."""
     if not body:
-        raise BadRequest("the body is empty; send a JSON object")
-    try:
-        return _decode_object(body)
-    except msgspec.ValidationError:
-        raise BadRequest("the body must be a JSON object") from None
-    except msgspec.DecodeError as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise BadRequest("the body is nested too deeply") from None
+        return BadRequest("the body is empty; send a JSON object")
+    if isinstance(error, RecursionError):
+        return BadRequest("the body is nested too deeply")
+    if not isinstance(error, msgspec.ValidationError):
+        return BadRequest(f"the body is not valid JSON: {error}")
+    named = _FIELD.search(str(error))
+    if named is None:
+        return BadRequest("the body must be a JSON object")
+    return BadRequest(f"{named[1]!r} is not usable: {str(error).split(' - at')[0]}", named[1])
 
 
-def _refuse_duplicates(body: bytes, fields: dict[str, msgspec.Raw]) -> None:
+def _refuse_duplicates(body: bytes, escaped: bool) -> None:
     """Refuse a second copy of a judged key. Counting its spelling is enough unless keys are spelt with escapes."""
-    if b"\\u" not in body:
-        for quoted, name in zip(_JUDGED_QUOTED, JUDGED, strict=True):
-            if name in fields and body.count(quoted) > 1:
+    if not escaped:
+        count = body.count
+        for quoted in _QUOTED:
+            if count(quoted) > 1:
                 break
         else:
             return
@@ -124,74 +164,29 @@ class _Pairs(list[tuple[str, Any]]):
     """An object as the pairs that it was written with."""
 
 
-def _value(raw: bytes, field: str) -> Any:
-    try:
-        return _decode_any(raw)
-    except (msgspec.DecodeError, RecursionError):
-        raise BadRequest(f"{field!r} cannot be read", field) from None
+def _read_output(judged: _Judged, seen: Peek) -> None:
+    """The smallest of the caps that the body gives, and how many completions are computed per prompt."""
+    cap = judged.max_tokens
+    for other in (judged.max_completion_tokens, judged.max_output_tokens):
+        if other is not None and (cap is None or other < cap):
+            cap = other
+    seen.max_output_tokens = cap
+    if judged.n is not None or judged.best_of is not None:
+        seen.completions = max(judged.n or 1, judged.best_of or 1)
+    options = judged.stream_options
+    if options is not msgspec.UNSET:
+        seen.has_stream_options = True
+        seen.include_usage = isinstance(options, _StreamOptions) and bool(options.include_usage)
 
 
-# Readers of one field each: (what is seen so far, field, its raw value, does the route generate?).
-
-
-def _model(seen: Peek, field: str, raw: bytes, generates: bool) -> None:  # noqa: ARG001
-    value = _value(raw, field)
-    if not isinstance(value, str) or not value:
-        raise BadRequest("'model' must be a non-empty string", field)
-    if len(value) > MODEL_NAME_MAX or not value.isprintable():
-        raise BadRequest("'model' is not a model name", field)
-    seen.model = value
-
-
-def _stream(seen: Peek, field: str, raw: bytes, generates: bool) -> None:  # noqa: ARG001
-    if raw == _TRUE:
-        seen.stream = True
-    elif raw not in {_FALSE, _NULL}:
-        raise BadRequest(f"{field!r} must be true or false", field)
-
-
-def _whole_number(field: str, raw: bytes, least: int, most: int) -> int | None:
-    """A whole number in a range; null counts as absent."""
-    if raw == _NULL:
-        return None
-    value = int(raw) if raw.isdigit() and len(raw) < 10 else _value(raw, field)
-    if type(value) is not int or not least <= value <= most:
-        raise BadRequest(f"{field!r} must be a whole number from {least} to {most}", field)
-    return value
-
-
-def _output_cap(seen: Peek, field: str, raw: bytes, generates: bool) -> None:
-    """The smallest of the caps that the body gives."""
-    if generates and (cap := _whole_number(field, raw, 0, OUTPUT_TOKENS_MAX)) is not None:
-        seen.max_output_tokens = cap if seen.max_output_tokens is None else min(cap, seen.max_output_tokens)
-
-
-def _choices(seen: Peek, field: str, raw: bytes, generates: bool) -> None:
-    """Completions computed per prompt: the larger of n and best_of."""
-    if generates and (choices := _whole_number(field, raw, 1, CHOICES_MAX)) is not None:
-        seen.completions = max(seen.completions, choices)
-
-
-def _stream_options(seen: Peek, field: str, raw: bytes, generates: bool) -> None:
-    if not generates:
-        return
-    seen.has_stream_options = True
-    options = _value(raw, field)
-    if options is None:
-        return
-    if not isinstance(options, dict):
-        raise BadRequest("'stream_options' must be an object", field)
-    wanted = options.get("include_usage")
-    if wanted is not None and not isinstance(wanted, bool):
-        raise BadRequest("'stream_options.include_usage' must be true or false", field)
-    seen.include_usage = bool(wanted)
-
-
-def _prompt(seen: Peek, field: str, raw: bytes, generates: bool) -> None:  # noqa: ARG001
+def _read_prompt(raw: bytes, field: str, seen: Peek) -> None:
     """Token ids are counted one by one; several prompts multiply the completions."""
     if not raw.startswith(b"["):
         return
-    items = _value(raw, field)
+    try:
+        items = _decode_any(raw)
+    except (msgspec.DecodeError, RecursionError):
+        raise BadRequest(f"{field!r} cannot be read", field) from None
     if not items:
         raise BadRequest(f"{field!r} is empty", field)
     kind = type(items[0])
@@ -213,20 +208,6 @@ def _prompt(seen: Peek, field: str, raw: bytes, generates: bool) -> None:  # noq
         seen.text_bytes -= len(raw)
     elif kind is str:
         seen.prompts = len(items)
-
-
-_READERS = {
-    "model": _model,
-    "stream": _stream,
-    "max_tokens": _output_cap,
-    "max_completion_tokens": _output_cap,
-    "max_output_tokens": _output_cap,
-    "n": _choices,
-    "best_of": _choices,
-    "stream_options": _stream_options,
-    "prompt": _prompt,
-    "input": _prompt,
-}
 
 
 def _check_ids(ids: list[Any], field: str) -> None:
@@ -252,6 +233,6 @@ def with_usage(body: bytes, seen: Peek) -> bytes:
         start = body.index(b"{") + 1
         return body[:start] + b'"stream_options":{"include_usage":true},' + body[start:]
     fields = _decode_object(body)
-    options = _value(bytes(fields["stream_options"]), "stream_options") or {}
+    options = _decode_any(fields["stream_options"]) or {}
     fields["stream_options"] = msgspec.Raw(msgspec.json.encode({**options, "include_usage": True}))
     return msgspec.json.encode(fields)
