@@ -24,6 +24,8 @@ from forebay.report.statistics import interpolate, jain_index, percentile
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
+MAX_ERRORS = 5
+MAX_ERROR_TEXT = 160
 WARM_UP = "warm-up"
 """The phase of this name is left out of every figure."""
 
@@ -78,6 +80,7 @@ class Figures(msgspec.Struct, kw_only=True):
     goodput_tokens_per_s: float
     utilization: Utilization
     shed_by_reason: dict[str, int]
+    failed_by_error: dict[str, int]
     wasted_work_ratio: float
     late_evicted_ratio: float
     jain_index: float | None
@@ -194,11 +197,18 @@ def _figures(
         goodput_tokens_per_s=sum(record.output_tokens or record.prompt_tokens for record in good) / duration_s,
         utilization=utilization(samples, from_ns, to_ns),
         shed_by_reason=dict(sorted(Counter(r.reason for r in cohort if r.outcome in {"shed", "evicted"}).items())),
+        failed_by_error=_failures(cohort),
         wasted_work_ratio=wasted_work(cohort, objective),
         late_evicted_ratio=counts.evicted / admitted if admitted else 0.0,
         jain_index=_jain(cohort),
         attempts_per_request=sum(record.attempts for record in cohort) / len(cohort) if cohort else 0.0,
     )
+
+
+def _failures(requests: Sequence[RequestRecord]) -> dict[str, int]:
+    """The commonest errors and their counts."""
+    errors = Counter(record.error[:MAX_ERROR_TEXT] or "unknown" for record in requests if record.outcome == "failed")
+    return dict(errors.most_common(MAX_ERRORS))
 
 
 def _quantiles(values: Iterable[float | None]) -> Quantiles:

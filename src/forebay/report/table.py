@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from forebay.report.results import Figures, RunResult
@@ -103,5 +104,7 @@ def _outcome_note(run: RunResult) -> str:
     parts = [f"{counts.offered} offered = {counts.completed} completed"]
     parts += [f"{counts.shed + counts.evicted} refused ({refused})"] if refused else []
     parts += [f"{counts.cancelled} abandoned by the client"] if counts.cancelled else []
-    parts += [f"[red]{counts.failed} failed[/red]"] if counts.failed else []
+    if counts.failed:
+        error = escape(next(iter(run.failed_by_error), "unknown"))
+        parts.append(f"[red]{counts.failed} failed[/red] (mostly: {error})")
     return f"[bold]{run.mode}[/bold]: {' + '.join(parts)}"
