@@ -131,6 +131,9 @@ class Inbound:
     def _rare_header(self, known: int, value: bytes) -> None:
         if known == TRANSFER_ENCODING:
             self.chunked = True
+            if value.strip().lower() != b"chunked":
+                text = "chunked is the only transfer coding that is understood"
+                self.reject(501, "malformed", text, code="unsupported_transfer_coding")
         elif known == UPGRADE:
             self.upgrade = True
         elif known == REQUEST_ID:
@@ -191,7 +194,7 @@ class Inbound:
             self.reject(405, "malformed", f"{name} is not allowed here", code="method_not_allowed", extra=allow)
         elif query and (b"api-key=" in query or b"api_key=" in query or query.startswith(b"key=") or b"&key=" in query):
             self.reject(401, "invalid_key", "a key does not belong in the URL; send it as 'authorization: Bearer …'")
-        elif self._identify() and route.gated:
+        elif self._identify():
             self._check_head(route)
 
     def _own(self, path: bytes) -> None:
@@ -223,13 +226,13 @@ class Inbound:
         limit = self.site.limits.body_bytes
         key = self.key
         assert key is not None
-        if key.routes is not None and route.name not in key.routes:
+        if route.gated and key.routes is not None and route.name not in key.routes:
             self.reject(
                 403, "key_forbidden", f"this key may not use the route {route.name!r}", code="route_not_allowed"
             )
         elif self.content_length is not None and self.content_length > limit:
             self.too_large()
-        elif self.content_length is None and not self.chunked:
+        elif self.content_length is None and not self.chunked and route.gated:
             self.reject(411, "malformed", "a body is required, with content-length or chunked", code="length_required")
         elif self.encoded:
             text = "compressed request bodies are not supported; send identity"
@@ -249,8 +252,12 @@ class Inbound:
         """The body is still to come: refuse now what would be refused anyway, before a byte of it is read."""
         self.screened = True
         route = self.route
-        if route is None or not route.gated:
-            return
+        if route is not None and route.gated:
+            self._screen(route)
+        if self.refusal is None and self.expects and not self.version_1_0:
+            self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _screen(self, route: Route) -> None:
         pipeline = self.site.gateway.pipeline
         # The model stands in the body: with several pools and no catch-all, the verdict has to wait for it.
         model = pipeline.pools[0].config.models[0] if len(pipeline.pools) == 1 else ""
@@ -258,8 +265,6 @@ class Inbound:
             size = self.content_length or 0
             request = self._request(route, Peek(text_bytes=size if route.json else 0), size, model)
             self.refusal = self.site.gateway.screen(request)
-        if self.refusal is None and self.expects:
-            self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def start(self) -> None:
         """The request is whole and it is its turn."""
@@ -435,6 +440,7 @@ class Inbound:
         assert self.rejection is not None
         status, rest = self.rejection
         self.answered = True
+        self.ticket = None
         connection = self.connection
         self.drop_body()
         keep = self.keep_alive and connection.can_keep(self)

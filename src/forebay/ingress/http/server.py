@@ -28,6 +28,8 @@ class ServerConnection(asyncio.Protocol):
         "_closing",
         "_current",
         "_head_bytes",
+        "_head_max",
+        "_head_tail",
         "_held",
         "_line",
         "_parser",
@@ -45,7 +47,9 @@ class ServerConnection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._line: deque[Inbound] = deque()  # requests in order; the first is being served
         self._current: Inbound | None = None  # the one that is being received
-        self._head_bytes = 0
+        self._head_bytes = 0  # of the head that is being received, up to the last segment
+        self._head_tail = b""  # where that segment ended
+        self._head_max = site.limits.header_bytes
         self._closing = False  # nothing more is served; what comes is thrown away
         self._held = False  # the sender waits for buffer room
         self._resuming = False  # the parser is being brought to where the last one stopped
@@ -66,12 +70,17 @@ class ServerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        if self._current is None and not self._line:
+        before = self._current
+        if before is None and not self._line:
             self.site.keep_alive.release(self)
+        if len(data) + self._head_bytes > self._head_max and self._head_too_large(data):
+            return
         self._feed(data)
         current = self._current
-        if current is not None and not self._closing:
-            self._incomplete(current, len(data))
+        if current is not None and not current.head_done and not self._closing:
+            # A head behind other requests of this segment counts from the next one on: where it began is not known.
+            alone = current is before or (before is None and not self._line)
+            self._incomplete(data, len(data) if alone else 1)
         if self._line:
             self._advance()
         elif current is None and self._transport is not None:
@@ -90,6 +99,10 @@ class ServerConnection(asyncio.Protocol):
         making that stands where the head ended."""
         inbound, self._current = self._current, None
         if inbound is None:
+            # CONNECT was refused; what follows it was meant for a tunnel.
+            self._closing = True
+            if self._line:
+                self._line[-1].keep_alive = False
             return
         parser = self._parser = httptools.HttpRequestParser(self)
         length = b"content-length: %d" % (inbound.content_length or 0)
@@ -102,20 +115,33 @@ class ServerConnection(asyncio.Protocol):
         inbound.upgrade = False
         if not inbound.chunked and not inbound.content_length:
             self.on_message_complete()
-        if rest:
+        if rest and not self._closing:
             self._feed(rest)
 
-    def _incomplete(self, current: Inbound, size: int) -> None:
-        """A request is not whole yet: bound its head, and the time it may take."""
+    def _head_too_large(self, data: bytes) -> bool:
+        """Refuse a head that ends in this segment beyond the limit. `_incomplete` sees to those that do not end."""
+        current = self._current
+        if current is not None and current.head_done:
+            return False
+        before, tail = (self._head_bytes, self._head_tail) if current is not None else (0, b"")
+        end = (tail + data).find(b"\r\n\r\n")
+        if end < 0 or before - len(tail) + end + 4 <= self._head_max:
+            return False
+        self._current = current or Inbound(self)
+        self._refuse_head(431, "the request head is too large")
+        return True
+
+    def _incomplete(self, data: bytes, size: int) -> None:
+        """A head is not whole yet: bound its size, and the time it may take. `size` bytes of it came."""
         site = self.site
-        if not current.head_done:
-            self._head_bytes += size
-            if self._head_bytes > site.limits.header_bytes:
-                self._refuse_head(431, "the request head is too large")
-                return
-            if self._head_bytes == size:
-                self.alive_at = site.loop.time()
-                site.header.watch(self)
+        if not self._head_bytes:
+            self._head_tail = b""
+            self.alive_at = site.loop.time()
+            site.header.watch(self)
+        self._head_bytes += size
+        self._head_tail = (self._head_tail + data)[-3:]
+        if self._head_bytes > self._head_max:
+            self._refuse_head(431, "the request head is too large")
 
     def eof_received(self) -> bool:
         """The client closed its side: it is gone. A half-close looks the same, and leaving is what is common."""
@@ -168,7 +194,7 @@ class ServerConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         inbound = self._current
-        if inbound is None:
+        if inbound is None or inbound.head_done:  # a trailer is no header: it came after all was judged
             return
         inbound.header_count += 1
         lower = name.lower()
@@ -329,10 +355,14 @@ class ServerConnection(asyncio.Protocol):
         inbound.drop_body()
 
     def release_sender(self) -> None:
-        """There is room again."""
+        """There is room again; the time that the sender was held does not count."""
         self._held = False
         if self._transport is not None:
             self._transport.resume_reading()
+            if self._current is not None:
+                self._current.body_began = 0.0
+                if self._line[0] is self._current:
+                    self._await_body()
 
     def _unreadable(self, detail: str) -> None:
         """Not HTTP: answer what was read before it, then 400."""
