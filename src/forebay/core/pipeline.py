@@ -478,3 +478,4 @@ class Pipeline:
         budget: KeyBudget = ticket.budget
         budget.settle(ticket.demand, 0 if usage is None else usage.input_tokens + usage.output_tokens, now)
         self._observer.closed(ticket)
+        ticket.lease = None  # they refer to each other: broken here, ended requests need no garbage collector

@@ -30,6 +30,8 @@ RATIO_LEAST, RATIO_MOST = 1 / 64, 1.0  # no tokenizer makes more tokens than byt
 OVERHEAD_MOST = 512  # tokens
 OUTPUT_MOST = 1_000_000  # tokens
 LEARNERS_MAX = 50_000
+SETTLED = 200  # observations after which a learner samples
+SAMPLED_EVERY = 4
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -58,6 +60,7 @@ class _Output(msgspec.Struct, gc=False):
     median: float
     mean: float
     seen: int
+    skipped: int = 0
 
 
 class DemandEstimator:
@@ -98,7 +101,15 @@ class DemandEstimator:
         return tokens + self._config.message_overhead_tokens + counted
 
     def learn(self, request: Request, usage: Usage) -> None:
-        """Move the learners of this request towards what the engine measured."""
+        """Move the learners of this request towards what the engine measured.
+
+        Those that have learned enough look at every fourth answer only: they move as far, and cost a quarter.
+        """
+        output = self._outputs.get((request.key, request.model, request.stream))
+        if output is not None and output.seen >= SETTLED:
+            output.skipped += 1
+            if output.skipped % SAMPLED_EVERY:
+                return
         tokens = usage.input_tokens - request.counted_tokens
         if request.text_bytes and tokens > 0:
             self._learn_input(request, tokens)

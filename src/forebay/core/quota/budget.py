@@ -99,10 +99,14 @@ class KeyBudget:
     def headers(self, now: Instant) -> list[tuple[str, int, int, int]]:
         """(name, limit, remaining, reset_ns) of the request limit and of the tightest token limit."""
         rows = []
-        if self._requests is not None:
-            bucket = self._requests
+        bucket = self._requests
+        if bucket is not None:
             rows.append(("requests", bucket.limit, bucket.remaining(now), bucket.reset_ns(now)))
-        if self._tokens:
-            bucket = min(self._tokens, key=lambda b: b.remaining(now))
-            rows.append(("tokens", bucket.limit, bucket.remaining(now), bucket.reset_ns(now)))
+        tightest, least = None, 0
+        for bucket in self._tokens:
+            remaining = bucket.remaining(now)
+            if tightest is None or remaining < least:
+                tightest, least = bucket, remaining
+        if tightest is not None:
+            rows.append(("tokens", tightest.limit, least, tightest.reset_ns(now)))
         return rows

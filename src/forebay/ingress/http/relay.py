@@ -19,7 +19,7 @@ from forebay.core.model import Lease, Usage
 from forebay.core.outcome import FailReason
 from forebay.engines.pool import Breakage, Upstream
 from forebay.ingress.http.routes import Dialect
-from forebay.ingress.http.usage import UsageReader, first_event_error
+from forebay.ingress.http.usage import TAIL, StreamReader, document_usage, first_event_error
 from forebay.ingress.status import REASON_PHRASES, error_body, retry_headers
 
 if TYPE_CHECKING:
@@ -27,70 +27,57 @@ if TYPE_CHECKING:
     from forebay.ingress.http.inbound import Inbound
 
 EVENT_MAX = 16 * 1024 * 1024  # bytes of one event, held back or not
+DOCUMENT_MAX = 1024 * 1024  # bytes of a JSON answer that are read for its usage; of larger ones only the end
 INFLATED_MAX = 256 * 1024 * 1024
 RETRY_AFTER_MOST_S = 55
 ENGINE_BUSY = frozenset({429, 503, 529})
 NO_BODY = frozenset({204, 304})
 
-# Hop-by-hop response headers, and those that are ours to set.
-DROPPED = frozenset({
-    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
-    b"upgrade", b"content-length", b"x-request-id", b"retry-after", b"retry-after-ms", b"x-should-retry",
-    b"server-timing",
-    b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests",
-    b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens",
-})  # fmt: skip
-
-CRLF = b"\r\n"
+# Response headers that are not simply passed on: hop-by-hop ones and those that are ours to set are dropped.
+DROP, LENGTH, TYPE, CONNECTION, RETRY_AFTER, ENCODING = range(6)
+HEADERS: dict[bytes, int] = dict.fromkeys(
+    (
+        b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+        b"x-request-id", b"retry-after-ms", b"x-should-retry", b"server-timing",
+        b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests",
+        b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens",
+    ),
+    DROP,
+) | {
+    b"content-length": LENGTH,
+    b"content-type": TYPE,
+    b"connection": CONNECTION,
+    b"retry-after": RETRY_AFTER,
+    b"content-encoding": ENCODING,
+}  # fmt: skip
 
 
 class Relay:
     """One answer. Implements `engines.pool.Exchange`."""
 
-    __slots__ = (
-        "_chunked",
-        "_close_after",
-        "_first_token",
-        "_head",
-        "_head_sent",
-        "_held",
-        "_inflate",
-        "_inflated_bytes",
-        "_length",
-        "_lines",
-        "_reader",
-        "_retry_after",
-        "_sse",
-        "_status",
-        "alive_at",
-        "connection",
-        "engine",
-        "gone",
-        "inbound",
-        "lease",
-    )
+    connection: Upstream | None = None
+    gone = False
+    alive_at = 0.0
+    _status = 0
+    _head_sent = False
+    _held = b""
+    _length: int | None = None
+    _chunked = False
+    _close_after = False
+    _sse = False
+    _first_token = False
+    _reader: StreamReader | None = None
+    _document = b""  # what was seen of an answer that is not a stream
+    _document_cut = False  # only its end was kept
+    _inflate: Any = None
+    _inflated_bytes = 0
+    _retry_after: int | None = None
 
     def __init__(self, inbound: Inbound, lease: Lease | None, engine: OpenAIEngine) -> None:
         self.inbound = inbound
         self.lease = lease
         self.engine = engine
-        self.connection: Upstream | None = None
-        self.gone = False
-        self.alive_at = 0.0
-        self._status = 0
-        self._lines: list[bytes] = []
-        self._head = b""
-        self._head_sent = False
-        self._held = b""
-        self._length: int | None = None
-        self._chunked = False
-        self._close_after = False
-        self._sse = False
-        self._first_token = False
-        self._reader: UsageReader | None = None
-        self._inflate: Any = None
-        self._inflated_bytes = 0
-        self._retry_after: int | None = None
+        self._lines: list[bytes] = []  # of the response head
 
     @property
     def events(self) -> int:
@@ -136,35 +123,41 @@ class Relay:
     def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._status = status
         lines = self._lines
-        dropped: frozenset[bytes] | set[bytes] = DROPPED
+        nominated: tuple[bytes, ...] = ()
         for name, value in headers:
-            if name == b"connection":
-                extra = {token.strip().lower() for token in value.split(b",")} - {b"close", b"keep-alive"}
-                dropped = dropped | extra if extra else dropped
-        for name, value in headers:
-            if name == b"content-length":
+            kind = HEADERS.get(name)
+            if kind is None:
+                lines.append(b"%b: %b\r\n" % (name, value))
+            elif kind == LENGTH:
                 self._length = int(value) if value.isdigit() else None
-            elif name == b"retry-after":
-                self._retry_after = _sane_retry_after(value)
-            if name in dropped:
-                continue
-            if name == b"content-type":
+            elif kind == TYPE:
                 self._sse = value.startswith(b"text/event-stream")
-            elif name == b"content-encoding" and value.lower() in {b"gzip", b"x-gzip", b"deflate"}:
-                self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
-                continue
-            lines.append(b"%b: %b\r\n" % (name, value))
+                lines.append(b"content-type: %b\r\n" % value)
+            elif kind == CONNECTION:
+                nominated = tuple(token.strip().lower() + b":" for token in value.split(b",") if token.strip())
+            elif kind == RETRY_AFTER:
+                self._retry_after = _sane_retry_after(value)
+            elif kind == ENCODING:
+                if value.lower() in {b"gzip", b"x-gzip", b"deflate"}:
+                    self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
+                else:
+                    lines.append(b"content-encoding: %b\r\n" % value)
+        if nominated:
+            self._lines = [line for line in lines if not line.startswith(nominated)]
         if self._inflate is not None:
             self._length = None  # it is the length of the compressed bytes
+        if self._sse:
+            self._begin_stream(status)
+
+    def _begin_stream(self, status: int) -> None:
         inbound = self.inbound
         if self.lease is not None:
-            self._reader = UsageReader(sse=self._sse, strip=self._sse and status == 200 and inbound.strips_usage)
-        if self._sse:
-            if self._inflate is None:
-                self._length = self._length if self._reader is None or not self._reader.strip else None
-            site = inbound.site
-            self.alive_at = site.loop.time()
-            site.hold.watch(self)
+            strip = status == 200 and inbound.strips_usage
+            self._reader = StreamReader(strip=strip)
+            if strip:
+                self._length = None
+        self.alive_at = inbound.site.loop.time()
+        inbound.site.hold.watch(self)
 
     def body(self, pieces: list[bytes], done: bool) -> None:
         if self.gone:
@@ -176,9 +169,28 @@ class Relay:
             except zlib.error as error:
                 self.broke(Breakage.GARBLED, f"its compressed body is corrupt ({error})")
                 return
+        if self._sse:
+            self._stream(data, done)
+            return
+        if self.lease is not None:
+            self._observe(data)
+        self._forward(data, done)
+        if done:
+            self._finish()
+
+    def _observe(self, data: bytes) -> None:
+        """Keep what a document says of its cost: all of it, or the end of a very large one."""
+        seen = self._document
+        self._document = seen = seen + data if seen else data
+        if len(seen) > DOCUMENT_MAX:
+            self._document = seen[-TAIL:]
+            self._document_cut = True
+
+    def _stream(self, data: bytes, done: bool) -> None:
+        """The next bytes of an event stream."""
         reader = self._reader
         if reader is not None:
-            if self._sse and not self._first_token and b"data:" in data:
+            if not self._first_token and b"data:" in data:
                 self._first_token = True
                 assert self.lease is not None
                 self.inbound.site.gateway.report(FirstToken(self.lease))
@@ -193,11 +205,11 @@ class Relay:
                     connection.finish_alone()
                 done = True
         if not self._head_sent:
-            if self._sse and not done and b"\n\n" not in (held := self._held + data) and b"\r\n\r\n" not in held:
+            if not done and b"\n\n" not in (held := self._held + data) and b"\r\n\r\n" not in held:
                 self._held = held
                 return
             data, self._held = self._held + data, b""
-            if self._sse and self._refused_inside(data):
+            if self._refused_inside(data):
                 return
         self._forward(data, done)
         if done:
@@ -298,7 +310,8 @@ class Relay:
         self.inbound.site.hold.release(self)
         self._lines = [b"content-type: application/json\r\n"]
         self._length = len(body)
-        self._reader = UsageReader(sse=False, strip=False)
+        self._reader = None
+        self._document = body
         if self.connection is not None:
             self.connection.abort()
             self.connection = None
@@ -308,29 +321,35 @@ class Relay:
 
     def _finish(self) -> None:
         """The answer is whole."""
-        self.gone = True
-        self.connection = None
         inbound, lease = self.inbound, self.lease
-        if lease is None:
-            inbound.connection.ended(inbound, not self._close_after)
-            return
-        status, reader = self._status, self._reader
-        assert reader is not None
+        self.gone = True
+        # No reference from here back to the request: what ends needs no garbage collector.
+        self.connection = inbound.relay = inbound.ticket = None
         inbound.connection.ended(inbound, not self._close_after)
-        report = inbound.site.gateway.report
+        if lease is not None:
+            inbound.site.gateway.report(self._verdict(lease))
+
+    def _verdict(self, lease: Lease) -> Finished | Failed:
+        """What the answer says about the request's cost and the engine's state."""
+        status, reader = self._status, self._reader
         if status in ENGINE_BUSY:
-            report(Failed(lease, FailReason.ENGINE_ERROR, blame=False))
-        elif status >= 500:
-            report(Failed(lease, FailReason.ENGINE_ERROR))
-        elif status >= 400:
-            report(Finished(lease, None))
-        elif (usage := reader.usage(lease.ticket.demand.input_tokens)) is not None:
-            report(Finished(lease, usage))
-        elif lease.ticket.request.generates or reader.error:
-            # A success without content: an error object, a page of HTML, nothing.
-            report(Failed(lease, FailReason.ENGINE_ERROR, blame=False))
+            return Failed(lease, FailReason.ENGINE_ERROR, blame=False)
+        if status >= 500:
+            return Failed(lease, FailReason.ENGINE_ERROR)
+        if status >= 400:
+            return Finished(lease, None)
+        request, estimated_input = lease.ticket.request, lease.ticket.demand.input_tokens
+        is_error = False
+        if reader is not None:
+            usage = reader.usage(estimated_input)
         else:
-            report(Finished(lease, Usage(lease.ticket.demand.input_tokens, 0, exact=False)))
+            usage, is_error = document_usage(self._document, estimated_input, cut=self._document_cut)
+        if usage is not None:
+            return Finished(lease, usage)
+        if request.generates or is_error:
+            # A success without content: an error object, a page of HTML, nothing.
+            return Failed(lease, FailReason.ENGINE_ERROR, blame=False)
+        return Finished(lease, Usage(estimated_input, 0, exact=False))
 
     def broke(self, breakage: Breakage, detail: str) -> None:
         if self.gone:

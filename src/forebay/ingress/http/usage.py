@@ -16,8 +16,8 @@ import msgspec
 from forebay.core.model import Usage
 
 TAIL = 4096
-KEPT_MAX = 1024 * 1024
 DONE = b"data: [DONE]"
+DONE_EVENTS = (DONE + b"\n\n", DONE + b"\r\n\r\n")
 
 
 class _UsageFields(msgspec.Struct):
@@ -49,22 +49,46 @@ _scan = json.JSONDecoder().raw_decode
 _AFTER_EVENT = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
 
 
-class UsageReader:
-    """Watches one answer."""
+def document_usage(body: bytes, estimated_input: int, *, cut: bool = False) -> tuple[Usage | None, bool]:
+    """(what a JSON answer cost or None, is it an error object?). `cut`: only the end of the body is here."""
+    if cut:
+        return last_usage(body, estimated_input) or Usage(estimated_input, 0, exact=False), False
+    try:
+        answer = _decode_answer(body)
+    except msgspec.DecodeError:
+        return None, False
+    return _to_usage(answer.usage, estimated_input), bytes(answer.error) not in {b"", b"null"}
 
-    __slots__ = ("_carry", "_kept", "_kept_bytes", "_sse", "_tail", "error", "events", "finished", "pending", "strip")
 
-    def __init__(self, *, sse: bool, strip: bool) -> None:
+def last_usage(tail: bytes, estimated_input: int) -> Usage | None:
+    """The last usage object in these bytes, or None."""
+    at = tail.rfind(b'"usage"')
+    while at >= 0:
+        start = tail.find(b"{", at, at + 16)
+        if start >= 0:
+            try:
+                value, _ = _scan(tail[start:].decode("utf-8", "replace"))
+                found = _to_usage(msgspec.convert(value, _UsageFields), estimated_input)
+            except (ValueError, RecursionError, msgspec.ValidationError):
+                found = None
+            if found is not None:
+                return found
+        at = tail.rfind(b'"usage"', 0, at)
+    return None
+
+
+class StreamReader:
+    """Watches one stream of server-sent events."""
+
+    __slots__ = ("_carry", "_tail", "events", "finished", "pending", "strip")
+
+    def __init__(self, *, strip: bool) -> None:
         self.strip = strip  # take the usage event out
         self.events = 0
         self.finished = False  # the stream's terminator went by
-        self.error = False  # the answer is an error object
         self.pending = 0  # bytes of an event that is not whole yet; held back when usage events are taken out
-        self._sse = sse
         self._tail = b""
         self._carry = b""
-        self._kept: list[bytes] = []
-        self._kept_bytes = 0
 
     @property
     def inside_event(self) -> bool:
@@ -73,29 +97,24 @@ class UsageReader:
 
     def pass_through(self, data: bytes, done: bool) -> bytes:
         """Look at the next bytes; returns those that the client gets now."""
-        if not self._sse:
-            if self._kept_bytes <= KEPT_MAX:
-                self._kept.append(data)
-                self._kept_bytes += len(data)
-            else:
-                self._tail = (self._tail + data)[-TAIL:]
-            return data
         self.events += data.count(b"data:")
-        self._tail = data if len(data) >= TAIL else self._tail[-TAIL:] + data
+        tail = self._tail = data if len(data) >= TAIL else self._tail[-TAIL:] + data
         # The terminator counts once its blank line is here too, which may come in a piece of its own.
-        if (b"[DONE]" in data or b"[DONE]" in self._tail[-16:]) and not self.finished and self._terminated():
+        if tail.endswith(DONE_EVENTS) and not self.finished and self._terminated():
             self.finished = True
             self.events -= 1
-        if not self.strip:
-            cut = len(data) if data.endswith(b"\n\n") else _end_of_last_event(data)
+        if self.strip:
+            return self._without_usage_event(data, done or self.finished)
+        if data.endswith(b"\n\n"):
+            self.pending = 0
+        else:
+            cut = _end_of_last_event(data)
             self.pending = len(data) - cut if cut else self.pending + len(data)
-            return data
-        return self._without_usage_event(data, done or self.finished)
+        return data
 
     def _terminated(self) -> bool:
         at = self._tail.rfind(DONE)
-        whole = at >= 0 and self._tail.startswith((b"\n\n", b"\r\n\r\n"), at + len(DONE))
-        return whole and (at == 0 or self._tail[at - 1 : at] == b"\n")
+        return at == 0 or self._tail[at - 1 : at] == b"\n"
 
     def _without_usage_event(self, data: bytes, last: bool) -> bytes:
         if self._carry:
@@ -116,37 +135,11 @@ class UsageReader:
         return b"".join(kept)
 
     def usage(self, estimated_input: int) -> Usage | None:
-        """What the answer cost; None when it has no usage and nothing was generated."""
-        if self._sse:
-            found = self._last_usage(self._tail, estimated_input)
-            if found is not None:
-                return found
-            return Usage(estimated_input, self.events, exact=False) if self.events > 0 else None
-        if self._kept_bytes > KEPT_MAX:
-            return self._last_usage(self._tail, estimated_input) or Usage(estimated_input, 0, exact=False)
-        try:
-            answer = _decode_answer(self._kept[0] if len(self._kept) == 1 else b"".join(self._kept))
-        except (msgspec.DecodeError, IndexError):
-            return None
-        self.error = bytes(answer.error) not in {b"", b"null"}
-        return _to_usage(answer.usage, estimated_input)
-
-    @staticmethod
-    def _last_usage(tail: bytes, estimated_input: int) -> Usage | None:
-        """The last usage object in these bytes."""
-        at = tail.rfind(b'"usage"')
-        while at >= 0:
-            start = tail.find(b"{", at, at + 16)
-            if start >= 0:
-                try:
-                    value, _ = _scan(tail[start:].decode("utf-8", "replace"))
-                    found = _to_usage(msgspec.convert(value, _UsageFields), estimated_input)
-                except (ValueError, RecursionError, msgspec.ValidationError):
-                    found = None
-                if found is not None:
-                    return found
-            at = tail.rfind(b'"usage"', 0, at)
-        return None
+        """What the stream cost; None when it has no usage and nothing was generated."""
+        found = last_usage(self._tail, estimated_input)
+        if found is None and self.events > 0:
+            return Usage(estimated_input, self.events, exact=False)
+        return found
 
 
 def _to_usage(fields: _UsageFields | None, estimated_input: int) -> Usage | None:
