@@ -186,6 +186,9 @@ class Inbound:
             return
         route = self.route = self.site.routes.find(path)
         if route is None:
+            if self.target.startswith((b"http://", b"https://")):
+                self._absolute_form()
+                return
             text = f"no such path: {path[:200].decode('latin-1')}; see the routes in the documentation"
             self.reject(404, "malformed", text, code="not_found")
         elif self.method not in route.methods:
@@ -196,6 +199,12 @@ class Inbound:
             self.reject(401, "invalid_key", "a key does not belong in the URL; send it as 'authorization: Bearer …'")
         elif self._identify():
             self._check_head(route)
+
+    def _absolute_form(self) -> None:
+        """The whole URL stands in the request line, as clients send it to proxies: its path counts."""
+        _, _, path = self.target.partition(b"://")[2].partition(b"/")
+        self.target = b"/" + path
+        self.begin()
 
     def _own(self, path: bytes) -> None:
         """The gateway's own health: never gated, keyed or counted."""
