@@ -27,6 +27,21 @@ def other_backend() -> Iterator[FakeBackend]:
     fake.close()
 
 
+@pytest.fixture(scope="module")
+def shared_backend() -> Iterator[FakeBackend]:
+    """The backend of a module's shared gateway; `fresh_backend` gives it to one test at a time."""
+    fake = FakeBackend()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def fresh_backend(shared_backend: FakeBackend) -> FakeBackend:
+    """The shared backend as new: healthy, with an empty log."""
+    shared_backend.restart()
+    return shared_backend
+
+
 @pytest.fixture
 def start_gateway(tmp_path: Path) -> Iterator[StartGateway]:
     """Start gateways from configs; at the end each must stop with status 0 and without a traceback."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from .rig import (
     key,
     marker,
     scripts,
+    serving,
 )
 from .rig.client import wire
 from .rig.gateway import wait_until
@@ -310,7 +311,7 @@ def test_a08_capacity_after_a_soak_is_the_capacity_before(backend: FakeBackend, 
             **PATIENT,
         )
     )
-    until = time.monotonic() + 5
+    until = time.monotonic() + 4
     in_parallel(lambda seed: soak(gateway, backend, until, seed), range(8))
     gateway.settles(within=2.0)
     eventually(lambda: ask(gateway.port, key="sk-a").status == 200, 15, "the engine is back in rotation")
@@ -334,35 +335,42 @@ def test_a08_capacity_after_a_soak_is_the_capacity_before(backend: FakeBackend, 
     assert backend.high_water == slots
 
 
-# A body that would do harm if its bytes were ever taken for requests.
+# Bodies that would do harm if their bytes were ever taken for requests.
 SMUGGLED = wire(chat("mk-0badbad0"), key="sk-b")
-BIG = (SMUGGLED * (5_000_000 // len(SMUGGLED) + 1))[:5_000_000]
+BIG = SMUGGLED * (3_000_000 // len(SMUGGLED))
+TOO_BIG = SMUGGLED * (5_000_000 // len(SMUGGLED))
+
+
+@pytest.fixture(scope="module")
+def refusing_gateway(shared_backend: FakeBackend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    keys = [key("b"), key("used-up", requests_per_minute=0)]
+    config = config_for(shared_backend, keys=keys, server={"max_body_bytes": 4_000_000})
+    with serving(config, tmp_path_factory.mktemp("gateway")) as gateway:
+        yield gateway
 
 
 @pytest.mark.parametrize(
-    ("how", "status"),
+    ("body", "how", "status"),
     [
-        ({"path": "/v1/nowhere", "key": "sk-b"}, 404),
-        ({"key": "sk-wrong"}, 401),
-        ({"key": "sk-used-up"}, 429),
-        ({"key": "sk-b"}, 413),
+        (TOO_BIG, {"path": "/v1/nowhere", "key": "sk-b"}, 404),
+        (TOO_BIG, {"key": "sk-wrong"}, 401),
+        (BIG, {"key": "sk-used-up"}, 429),
+        (TOO_BIG, {"key": "sk-b"}, 413),
     ],
     ids=["unknown path", "bad key", "over limit", "too large"],
 )
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
 def test_a09_early_refusal_with_the_body_unread(
-    backend: FakeBackend, start_gateway: StartGateway, how: dict[str, Any], status: int, chunked: bool
+    fresh_backend: FakeBackend,
+    refusing_gateway: GatewayProcess,
+    body: bytes,
+    how: dict[str, Any],
+    status: int,
+    chunked: bool,
 ) -> None:
-    gateway = start_gateway(
-        config_for(
-            backend,
-            keys=[key("b"), key("used-up", requests_per_minute=0)],
-            server={"max_body_bytes": 1_000_000 if status == 413 else 8_000_000},
-        )
-    )
-    with RawClient(gateway.port) as client:
+    with RawClient(refusing_gateway.port) as client:
         try:
-            client.request(BIG, chunked=chunked, **how)
+            client.request(body, chunked=chunked, **how)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the gateway may stop reading; what it said must be there all the same
         first = client.read_answer()
@@ -374,8 +382,8 @@ def test_a09_early_refusal_with_the_body_unread(
             assert second.status == 200
         except (EndedShortError, BrokenPipeError, ConnectionResetError):
             assert first.header("connection") == "close"
-    assert [call.marker for call in backend.calls] in ([], [mark])
-    gateway.settles()
+    assert [call.marker for call in fresh_backend.calls] in ([], [mark])
+    refusing_gateway.settles()
 
 
 def test_a10_slot_is_held_to_the_end_of_the_stream(backend: FakeBackend, start_gateway: StartGateway) -> None:

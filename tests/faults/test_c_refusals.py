@@ -32,6 +32,7 @@ from .rig import (
     key,
     marker,
     scripts,
+    serving,
 )
 from .rig.gateway import wait_until
 
@@ -193,22 +194,17 @@ def test_c05_dead_engine_is_not_named(backend: FakeBackend, start_gateway: Start
 
 
 @pytest.fixture(scope="module")
-def gateway_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    backend = FakeBackend()
+def gateway_of_module(
+    shared_backend: FakeBackend, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
     config = config_for(
-        backend,
+        shared_backend,
         engine={"models": ["m"], "timeouts": {"first_byte_s": 0.3}},
         keys=[key("a"), key("shut", requests_per_minute=0), key("narrow") | {"models": ["other"]}],
     )
-    gateway = GatewayProcess(
-        config | {"keys": config["keys"] | {"anonymous": True}}, tmp_path_factory.mktemp("gateway")
-    )
-    yield gateway
-    try:
-        gateway.stop()
-    finally:
-        gateway.kill()
-        backend.close()
+    config["keys"]["anonymous"] = True
+    with serving(config, tmp_path_factory.mktemp("gateway")) as gateway:
+        yield gateway
 
 
 @pytest.mark.parametrize(
@@ -257,16 +253,25 @@ def test_c06_backend_refusal_inside_a_stream_becomes_one(backend: FakeBackend, s
     gateway.settles()
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("said", [None, "7"])
-@pytest.mark.parametrize("status", [429, 503, 529])
+OVERLOADS = [(status, said, stream) for status in (429, 503, 529) for said in (None, "7") for stream in (False, True)]
+
+
+@pytest.fixture(scope="module")
+def overload_gateway(shared_backend: FakeBackend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """A key of its own for each case."""
+    keys = [key(str(i), tokens_per_minute=600, concurrency=1) for i in range(len(OVERLOADS))]
+    with serving(config_for(shared_backend, keys=keys), tmp_path_factory.mktemp("gateway")) as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize("case", range(len(OVERLOADS)), ids=[str(case) for case in OVERLOADS])
 def test_c07_backend_overload_stays_overload(
-    backend: FakeBackend, start_gateway: StartGateway, status: int, said: str | None, stream: bool
+    fresh_backend: FakeBackend, overload_gateway: GatewayProcess, case: int
 ) -> None:
-    limited = key("a", tokens_per_minute=600, concurrency=1)
-    gateway = start_gateway(config_for(backend, keys=[limited]))
-    backend.plan.append(scripts.refuses(status, headers=[] if said is None else [("retry-after", said)]))
-    answer = ask(gateway.port, chat(stream=stream, max_tokens=500), key="sk-a")
+    gateway, secret = overload_gateway, f"sk-{case}"
+    status, said, stream = OVERLOADS[case]
+    fresh_backend.plan.append(scripts.refuses(status, headers=[] if said is None else [("retry-after", said)]))
+    answer = ask(gateway.port, chat(stream=stream, max_tokens=500), key=secret)
     assert answer.status == 503, "the engine's limit is not the caller's own"
     assert 1 <= answer.retry_after <= 60
     if said is not None:
@@ -274,8 +279,9 @@ def test_c07_backend_overload_stays_overload(
     assert answer.error["message"]
     assert gateway.outcome("shed") == 0, "counted apart from the gateway's own refusals"
     assert gateway.metric("forebay_requests_total", outcome="shed") == 0
+    assert gateway.metric("forebay_requests_total", outcome="failed", reason="engine_error") >= 1
     # The reservation came back: the same again fits.
-    assert ask(gateway.port, chat(max_tokens=500), key="sk-a").status == 200
+    assert ask(gateway.port, chat(max_tokens=500), key=secret).status == 200
 
 
 def p99(values: list[float]) -> float:

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ from .rig import (
     key,
     marker,
     scripts,
+    serving,
 )
 from .rig.gateway import wait_until
 from .rig.scripts import DONE, LAST_CHUNK, Do, chunk
@@ -53,6 +54,12 @@ def bytewise(data: bytes) -> list[scripts.Step]:
     return [chunk(data[i : i + 1]) for i in range(len(data))]
 
 
+@pytest.fixture(scope="module")
+def shared_gateway(shared_backend: FakeBackend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with serving(config_for(shared_backend), tmp_path_factory.mktemp("gateway")) as gateway:
+        yield gateway
+
+
 ODD_FIELDS = b"".join(
     [
         b"\xef\xbb\xbf: a comment after a BOM\n\n",
@@ -74,25 +81,23 @@ ODD_FIELDS = b"".join(
 @pytest.mark.parametrize("asked", [{}, WITH_USAGE], ids=["usage not asked", "usage asked"])
 @pytest.mark.parametrize("cut", ["whole", "bytewise"])
 def test_g02_fields_other_than_data(
-    backend: FakeBackend, start_gateway: StartGateway, cut: str, asked: dict[str, Any]
+    fresh_backend: FakeBackend, shared_gateway: GatewayProcess, cut: str, asked: dict[str, Any]
 ) -> None:
-    gateway = start_gateway(config_for(backend))
     pieces = [chunk(ODD_FIELDS)] if cut == "whole" else bytewise(ODD_FIELDS)
-    backend.script = scripts.steps(scripts.sse_head(), *pieces, LAST_CHUNK)
-    answer = ask(gateway.port, chat(stream=True, **asked))
+    fresh_backend.script = scripts.steps(scripts.sse_head(), *pieces, LAST_CHUNK)
+    answer = ask(shared_gateway.port, chat(stream=True, **asked))
     assert (answer.status, answer.ended) == (200, "whole")
     # Bytes after the terminator belong to no event; a gateway may end the answer before them.
     assert answer.body in {ODD_FIELDS, ODD_FIELDS.removesuffix(b": after the end\n\n")}
 
 
-def test_g02_line_ends_may_be_mixed(backend: FakeBackend, start_gateway: StartGateway) -> None:
+def test_g02_line_ends_may_be_mixed(fresh_backend: FakeBackend, shared_gateway: GatewayProcess) -> None:
     """The usage event is taken out, and it alone, whatever line ends stand around it."""
-    gateway = start_gateway(config_for(backend))
     shown = [scripts.delta("a"), b": ping\r\n\r\n", scripts.delta("b").replace(b"\n", b"\r\n"), scripts.delta("c")]
     body = b"".join([*shown, scripts.usage_event(), DONE])
     for pieces in ([chunk(body)], bytewise(body)):
-        backend.script = scripts.steps(scripts.sse_head(), *pieces, LAST_CHUNK)
-        assert ask(gateway.port, chat(stream=True)).body == b"".join([*shown, DONE])
+        fresh_backend.script = scripts.steps(scripts.sse_head(), *pieces, LAST_CHUNK)
+        assert ask(shared_gateway.port, chat(stream=True)).body == b"".join([*shown, DONE])
 
 
 USED_300 = {"prompt_tokens": 100, "completion_tokens": 200, "total_tokens": 300}
@@ -131,8 +136,7 @@ def test_g03_characters_that_look_like_line_ends(
     assert 250 <= charged(metered_gateway, backend) <= 350, "usage was found"
 
 
-def test_g04_events_are_not_held_back(backend: FakeBackend, start_gateway: StartGateway) -> None:
-    gateway = start_gateway(config_for(backend))
+def test_g04_events_are_not_held_back(fresh_backend: FakeBackend, shared_gateway: GatewayProcess) -> None:
     sent: list[float] = []
 
     async def script(call: Call) -> None:
@@ -144,8 +148,8 @@ def test_g04_events_are_not_held_back(backend: FakeBackend, start_gateway: Start
             sent.append(time.monotonic())
         await call.send(chunk(DONE) + LAST_CHUNK)
 
-    backend.script = script
-    with RawClient(gateway.port) as client:
+    fresh_backend.script = script
+    with RawClient(shared_gateway.port) as client:
         client.request(chat(stream=True), headers=[("accept-encoding", "gzip, br")])
         head = client.read_head()
         arrivals = [head.at]
@@ -200,7 +204,12 @@ def test_g05_compressed_stream(backend: FakeBackend, metered_gateway: GatewayPro
 
 def test_g05_corrupt_gzip_frees_the_slot(backend: FakeBackend, metered_gateway: GatewayProcess) -> None:
     pieces = gzipped_events(scripts.deltas(3))
-    corrupt = [chunk(pieces[0]), 0.15, chunk(b"\x00\xff" * 40), LAST_CHUNK]  # apart, or it is a plain 502
+    corrupt: list[scripts.Step] = [
+        chunk(pieces[0]),
+        0.15,
+        chunk(b"\x00\xff" * 40),
+        LAST_CHUNK,
+    ]  # apart, or it is a plain 502
     backend.script = scripts.steps(scripts.sse_head([("content-encoding", "gzip")]), *corrupt)
     answer = ask(metered_gateway.port, chat(stream=True), key="sk-a")
     if answer.header("content-encoding") == "gzip":
@@ -244,23 +253,26 @@ def test_g07_comments_are_no_progress(backend: FakeBackend, start_gateway: Start
 def test_g09_backend_dies_mid_stream(
     backend: FakeBackend, other_backend: FakeBackend, start_gateway: StartGateway
 ) -> None:
-    gateway = start_gateway(config_for(backend, other_backend, slots=8))
+    # Ten reservations of 400 leave no room for one of 1000; five of them given back do.
+    limited = key("a", tokens_per_minute=4200)
+    gateway = start_gateway(config_for(backend, other_backend, slots=8, keys=[limited]))
     lasting = scripts.streams(scripts.deltas(30), every=0.1)
     backend.script = other_backend.script = lasting
     answers: list[Answer] = []
 
     def stream() -> None:
-        answers.append(ask(gateway.port, chat(stream=True), within=10))
+        answers.append(ask(gateway.port, chat(stream=True, max_tokens=400), key="sk-a", within=10))
 
     readers = [threading.Thread(target=stream) for _ in range(10)]
     for reader in readers:
         reader.start()
     eventually(lambda: (backend.open_calls, other_backend.open_calls) == (5, 5))
+    assert ask(gateway.port, chat(max_tokens=1000), key="sk-a").reason == "key_tokens"
     time.sleep(0.35)  # three events
     backend.die()
     eventually(lambda: gateway.gauges() == (5, 0), 1.0, "the dead backend's slots settle")
     eventually(lambda: sorted(e["readiness"] for e in gateway.engines()) == ["down", "up"], 2.0)
-    served = ask(gateway.port, chat(stream=True, max_tokens=1), within=10)
+    served = ask(gateway.port, chat(stream=True, max_tokens=1000), key="sk-a", within=10)
     assert served.body == b"".join([*scripts.deltas(30), DONE])
     for reader in readers:
         reader.join()
@@ -279,23 +291,23 @@ def test_g09_backend_dies_mid_stream(
 
     other_backend.die()
     eventually(lambda: {e["readiness"] for e in gateway.engines()} == {"down"}, 2.0)
-    refused = ask(gateway.port)
+    refused = ask(gateway.port, key="sk-a")
     assert (refused.status, refused.reason) == (503, "no_engine")
     backend.listen()
     backend.script = scripts.ordinary
-    eventually(lambda: ask(gateway.port).status == 200, 5.0, "it recovers by itself")
+    eventually(lambda: ask(gateway.port, key="sk-a").status == 200, 5.0, "it recovers by itself")
 
 
 @pytest.mark.parametrize("finish", ["null", "absent"])
-def test_g10_no_finish_reason(backend: FakeBackend, start_gateway: StartGateway, finish: str) -> None:
-    gateway = start_gateway(config_for(backend))
+def test_g10_no_finish_reason(fresh_backend: FakeBackend, shared_gateway: GatewayProcess, finish: str) -> None:
+    completed = shared_gateway.outcome("completed")
     event = (
         scripts.delta() if finish == "null" else scripts.event({"choices": [{"index": 0, "delta": {"content": "x"}}]})
     )
-    backend.script = scripts.streams([event] * 3)
-    assert ask(gateway.port, chat(stream=True)).body == event * 3 + DONE
-    gateway.settles()
-    assert gateway.outcome("completed") == 1
+    fresh_backend.script = scripts.streams([event] * 3)
+    assert ask(shared_gateway.port, chat(stream=True)).body == event * 3 + DONE
+    shared_gateway.settles()
+    assert shared_gateway.outcome("completed") == completed + 1
 
 
 @pytest.mark.parametrize("framing", ["chunked", "close"])
@@ -353,18 +365,15 @@ def test_g12_slow_readers_fill_no_memory(backend: FakeBackend, start_gateway: St
     gateway.settles()
 
 
-def test_g13_five_megabyte_event_passes(backend: FakeBackend, start_gateway: StartGateway) -> None:
-    gateway = start_gateway(config_for(backend))
+def test_g13_five_megabyte_event_passes(fresh_backend: FakeBackend, shared_gateway: GatewayProcess) -> None:
     events = [scripts.delta("x" * 5_000_000), scripts.delta("after")]
-    backend.script = scripts.streams(events)
-    assert ask(gateway.port, chat(stream=True), within=10).body == b"".join([*events, DONE])
-    gateway.settles()
+    fresh_backend.script = scripts.streams(events)
+    assert ask(shared_gateway.port, chat(stream=True), within=10).body == b"".join([*events, DONE])
+    shared_gateway.settles()
 
 
 @pytest.mark.parametrize("asked", [{}, WITH_USAGE], ids=["usage not asked", "usage asked"])
-def test_g13_endless_event_is_bounded(
-    backend: FakeBackend, start_gateway: StartGateway, asked: dict[str, Any]
-) -> None:
+def test_g13_endless_event_is_bounded(backend: FakeBackend, start_gateway: StartGateway, asked: dict[str, Any]) -> None:
     gateway = start_gateway(config_for(backend))
     assert ask(gateway.port, chat(stream=True)).status == 200
     before = gateway.rss_bytes()
@@ -407,19 +416,19 @@ JSON_ANSWERS: dict[str, tuple[int, bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", JSON_ANSWERS)
-def test_g14_stream_answered_with_json(backend: FakeBackend, start_gateway: StartGateway, name: str) -> None:
-    gateway = start_gateway(config_for(backend))
+def test_g14_stream_answered_with_json(fresh_backend: FakeBackend, shared_gateway: GatewayProcess, name: str) -> None:
+    completed = shared_gateway.outcome("completed")
     status, body, content_type = JSON_ANSWERS[name]
     headers = [("content-type", content_type)]
     if name.endswith("chunked"):
         whole = scripts.head(status, [*headers, ("transfer-encoding", "chunked")]) + chunk(body) + LAST_CHUNK
     else:
         whole = scripts.answer(status, body, headers)
-    backend.script = scripts.steps(whole)
-    answer = ask(gateway.port, chat(stream=True))
+    fresh_backend.script = scripts.steps(whole)
+    answer = ask(shared_gateway.port, chat(stream=True))
     assert (answer.status, answer.header("content-type"), answer.body) == (status, content_type, body)
-    gateway.settles()
-    assert gateway.outcome("completed") == 1
+    shared_gateway.settles()
+    assert shared_gateway.outcome("completed") == completed + 1
 
 
 def test_streams_of_many_clients_do_not_mix(backend: FakeBackend, start_gateway: StartGateway) -> None:

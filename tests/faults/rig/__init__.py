@@ -3,7 +3,7 @@
 from . import scripts
 from .backend import Call, FakeBackend, Script
 from .client import Answer, EndedShortError, Head, RawClient, ask, chat, marker
-from .gateway import GatewayProcess, config_for, key
+from .gateway import GatewayProcess, config_for, key, serving
 from .waiting import eventually, in_parallel
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "key",
     "marker",
     "scripts",
+    "serving",
 ]

@@ -292,6 +292,15 @@ class FakeBackend:
         assert len(found) <= 1, f"{marker} reached the backend {len(found)} times"
         return found[0] if found else None
 
+    def restart(self) -> None:
+        """Forget scripts and logs; healthy again. Connections stay."""
+        from . import scripts
+
+        self.script, self.probe = scripts.ordinary, scripts.healthy
+        for held in (self.plan, self.by_marker, self.calls, self.probes, self._crowds):
+            held.clear()
+        self.accepted = self.probe_high_water = 0
+
     def listen(self) -> None:
         """Accept connections; again on the same port after `die`."""
         self._on_loop(self._listen())

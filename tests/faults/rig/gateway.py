@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,17 @@ class GatewayProcess:
             raise AssertionError(f"SIGTERM did not end it within {within} s: {self.stderr}") from None
         assert self.process.returncode == 0, f"exit {self.process.returncode}: {self.stderr}"
         assert "Traceback" not in self.stderr, self.stderr
+
+
+@contextmanager
+def serving(config: Mapping[str, Any], folder: Path, *, ready: bool = True) -> Iterator[GatewayProcess]:
+    """A gateway for several tests; at the end it must stop with status 0 and without a traceback."""
+    gateway = GatewayProcess(config, folder, ready=ready)
+    try:
+        yield gateway
+        gateway.stop()
+    finally:
+        gateway.kill()
 
 
 def wait_until(at: float) -> None:
