@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +124,39 @@ def test_impatient_callers_hang_up(engine: str) -> None:
     (run,) = json.loads(done.stdout)["runs"]
     assert run["counts"]["cancelled"] == run["counts"]["offered"] > 0
     assert run["wasted_work_ratio"] == 1.0
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_load_ends_at_once_with_all_its_processes(engine: str, processes: str, stop: signal.Signals) -> None:
+    command = [*FOREBAY, "bench", "--target", engine, "--rate", "20", "--duration", "30", "--processes", processes]
+    load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    try:
+        time.sleep(2.5)
+        # As a terminal does: Ctrl-C goes to the whole group.
+        os.killpg(load.pid, stop) if stop == signal.SIGINT else load.send_signal(stop)
+        _, errors = load.communicate(timeout=10)
+    finally:
+        load.kill()
+    assert load.returncode == 130
+    assert "Traceback" not in errors
+    deadline = time.monotonic() + 3
+    while (left := _of_group(load.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+
+
+def _of_group(group: int) -> list[int]:
+    """Processes of a group that run; the dead that nobody collected do not count."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of_group = path.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(of_group) == group and state != "Z":
+            found.append(int(path.parent.name))
+    return found
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from rich.console import Console
 from forebay.errors import UsageError
 from forebay.load.attack import Plan, attack
 from forebay.load.campaign import Load, plan_for
+from forebay.load.child import end_in_order
 from forebay.load.observe import first_model
 from forebay.load.retry import CLIENTS
 from forebay.load.workload import Sizes, Workload, parse_keys
@@ -154,6 +155,7 @@ def command(
     for path in (json_path, html_path):
         if path is not None and str(path) != "-":
             check_writable(path)
+    end_in_order()
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as scratch:
         runs = _run_all(plans, records_path or Path(scratch), console, quiet=to_stdout)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
 import time
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +12,7 @@ from rich.console import Console
 
 from forebay.errors import UsageError
 from forebay.load import demonstration as demo
-from forebay.load.child import Child
+from forebay.load.child import Child, end_in_order
 from forebay.report.live import LiveLine
 from forebay.report.publish import check_writable, publish
 from forebay.report.records import RunRecords
@@ -46,20 +44,27 @@ MAX_SECONDS_PER_PHASE = 600.0
     metavar="DIR",
     help="Folder of the results and the report.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON instead of the tables.")
-def command(seconds_per_phase: float, kind: EngineKind, seed: int, out: Path, as_json: bool) -> None:
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    metavar="FILE",
+    help="Where the results go as JSON (default: DIR/demo.json); `-` prints them instead of the tables.",
+)
+def command(seconds_per_phase: float, kind: EngineKind, seed: int, out: Path, json_path: Path | None) -> None:
     """Drives one engine with the same arrivals under backpressure, admission and the hybrid, then compares.
 
     Nothing leaves this machine but the download of the model's weights, once.
     """
     if not 1 <= seconds_per_phase <= MAX_SECONDS_PER_PHASE:
         raise UsageError(f"--seconds-per-phase must lie within 1 and {MAX_SECONDS_PER_PHASE:.0f}")
-    json_path, html_path = out / "demo.json", out / "demo.html"
-    for path in (json_path, html_path):
+    as_json = str(json_path) == "-"
+    file_path = out / "demo.json" if json_path is None or as_json else json_path
+    html_path = out / "demo.html"
+    for path in (file_path, html_path):
         check_writable(path)
     console = Console(stderr=as_json, highlight=False)
-    # A polite kill unwinds the stack like Ctrl-C does, and so stops the engine and the gateway.
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_in_order()
     began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="forebay-demo-") as folder:
@@ -69,7 +74,7 @@ def command(seconds_per_phase: float, kind: EngineKind, seed: int, out: Path, as
     results = Results(environment(), [summarise(run) for run in records])
     lines = demo.reading(results.runs, records)
     summary = [*lines, _setting(scene)]
-    publish(results, records, title=_title(kind), summary=summary, json_path=json_path, html_path=html_path)
+    publish(results, records, title=_title(kind), summary=summary, json_path=file_path, html_path=html_path)
     if as_json:
         click.echo(results.to_json().decode(), nl=False)
         return
@@ -78,13 +83,9 @@ def command(seconds_per_phase: float, kind: EngineKind, seed: int, out: Path, as
     console.print()
     for line in lines:
         console.print(line)
-    console.print(
-        f"\nThat took {time.monotonic() - began:.0f} s. Report with plots: {html_path}   figures: {json_path}"
-    )
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    raise KeyboardInterrupt
+    console.print(f"\nThat took {time.monotonic() - began:.0f} s.")
+    click.echo(f"Report with plots: {html_path}")
+    click.echo(f"Figures: {file_path}")
 
 
 def _title(kind: EngineKind) -> str:

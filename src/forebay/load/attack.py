@@ -6,6 +6,7 @@ import asyncio
 import gc
 import math
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -290,11 +291,14 @@ def _together(plan: Plan, writer: RecordWriter, records_path: Path, on_progress:
         for child in children:
             if child.is_alive():
                 child.kill()
+                child.join()
         for part in parts:
             part.unlink(missing_ok=True)
 
 
 def _child(plan: Plan, share: int, start_ns: int, part: Path, board: SynchronizedArray[int]) -> None:
+    # Ctrl-C reaches the whole group; the parent answers it and ends its generators.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     writer = RecordWriter(part)
     offset = share * len(_SLOTS)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 from forebay.errors import EngineError
@@ -105,6 +106,15 @@ class Child:
     def _last_words(self) -> str:
         lines = self._words()[-TAIL_BYTES:].decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"it ended with status {self._process.poll()} and said nothing"
+
+
+def end_in_order() -> None:
+    """Makes a polite kill unwind the stack as Ctrl-C does, so that what was started is stopped on that path too."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    raise KeyboardInterrupt
 
 
 def get(target: Target, path: str, timeout_s: float = 5.0) -> tuple[int, bytes]:

@@ -91,6 +91,7 @@ LEGEND = (
 def print_comparison(console: Console, runs: Sequence[RunResult]) -> None:
     """The table, its legend, and what else happened that a reader must know."""
     console.print(comparison(runs, console.width))
+    console.print()
     console.print(LEGEND, style="dim", width=min(console.width, 110))
     for run in runs:
         note = _outcome_note(run)

@@ -107,6 +107,7 @@ def test_series_worked_out_by_hand() -> None:
     assert curves.ttft_p50[0] == pytest.approx(20)
     assert curves.latency_p50[4] is None
     assert {value for value in curves.busy if value is not None} == {0.8}
+    assert curves.busy[0] == 0.8
     assert {value for value in curves.batch_size if value is not None} == {8.0}
 
 
