@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from forebay.core.admission.depth import DepthConfig
 from forebay.core.batching import DynamicConfig
+from forebay.core.dispatch.health import HealthConfig
 from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
 from forebay.core.events import (
     EngineDown,
@@ -37,6 +38,7 @@ CHAT = PoolConfig(
     depth=DepthConfig(depth_limit=6, held_limit=9, tokens_limit=3_000, bytes_limit=40_000),
     limit=FixedConfig(limit=3, tokens=1_200),
     hold_ns=5 * SECOND,
+    health=HealthConfig(failures_max=1),
 )
 EMBED = PoolConfig(
     name="embed",
@@ -213,13 +215,25 @@ class PipelineMachine(RuleBasedStateMachine):
             if refuse is not None:
                 self.apply([refuse])
                 return
+        room = self._may_wait(request)
         effects = self.pipeline.offer(request, self.now)
         if isinstance(effects[0], Refuse) and effects[0].ticket is None:
             assert len(effects) == 1, "a shed request has no other effect"
             assert self.budgets() == before, "a refusal changed a budget"
         else:
             assert isinstance(effects[0], Queued | Dispatch), "an admitted request waits or runs"
+            assert isinstance(effects[0], Dispatch) or room, "it waits though its mode has no place for it"
+            if key == "requests":
+                left, was = self.pipeline.budget(key).headers(self.now)[0][2], before[key][2][0][2]
+                assert left == was - 1, "what is admitted is charged"
         self.apply(effects)
+
+    def _may_wait(self, request: Request) -> bool:
+        """Is there a place in line by the mode's own bound, or in a batch that forms?"""
+        pool = self.pipeline.pool_for(request.model)
+        assert pool is not None
+        here = sum(ticket.pool is pool for ticket in self.waiting)
+        return here < max(pool.depth.limit(request.mode or pool.mode), pool.batcher.max_size - pool.single)
 
     @precondition(lambda self: self.waiting or self.running)
     @rule(data=st.data(), usage=usages)

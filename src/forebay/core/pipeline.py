@@ -206,14 +206,17 @@ class Pipeline:
         if budget.limited and (refusal := budget.check(demand, pool.forecast.service_ns, now)) is not None:
             return refusal
         queue = pool.queue
-        if len(queue) < pool.batcher.max_size and (engine := pool.room(demand.tokens, now)) is not None:
-            return engine  # it leaves at once, or with the batch that is forming
+        waiting, forming = len(queue), queue.tokens + demand.tokens
+        if waiting < pool.batcher.max_size and (not waiting or forming <= pool.batcher.max_tokens):
+            engine = pool.room(forming, now)
+            if engine is not None:
+                return engine  # it leaves at once, or with the batch that is forming
         mode = request.mode or pool.mode
         if mode is not Mode.BACKPRESSURE:
             serving_from = pool.serving_from(now)
             if serving_from is None or serving_from > now:
                 return self._away(pool, serving_from, now)
-        refusal = pool.depth.check(request, demand, mode, waiting=len(queue), tokens=queue.tokens, size=queue.bytes)
+        refusal = pool.depth.check(request, demand, mode, waiting=waiting, tokens=queue.tokens, size=queue.bytes)
         return refusal or self._wait_verdict(request, pool, mode, now)
 
     @staticmethod

@@ -174,3 +174,14 @@ def test_a_forming_batch_is_evicted_when_its_engine_goes(bench: Any, refusals: A
     b.offer()
     (refusal,) = refusals(b.report(EngineDown("e")))
     assert refusal.reason is EvictReason.NO_ENGINE
+
+
+def test_admission_mode_refuses_what_the_forming_batch_has_no_tokens_for(
+    bench: Any, leases: Any, refusals: Any
+) -> None:
+    """It would be left behind, and wait although this mode has no waiting room."""
+    b = bench(pool(mode=Mode.ADMISSION, max_size=8, max_tokens=100, linger_ns=50 * MILLISECOND))
+    assert refusals(b.offer(tokens=80)) == []
+    assert len(refusals(b.offer(tokens=80))) == 1
+    assert refusals(b.offer(tokens=20)) == []
+    assert [lease.ticket.sequence for lease in leases(b.effects)] == [1, 3]
