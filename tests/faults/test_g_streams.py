@@ -254,7 +254,7 @@ def test_g09_backend_dies_mid_stream(
     backend: FakeBackend, other_backend: FakeBackend, start_gateway: StartGateway
 ) -> None:
     # Ten reservations of 400 leave no room for one of 1000; five of them given back do.
-    limited = key("a", tokens_per_minute=4200)
+    limited = key("a", tokens_per_minute=4500)
     gateway = start_gateway(config_for(backend, other_backend, slots=8, keys=[limited]))
     lasting = scripts.streams(scripts.deltas(30), every=0.1)
     backend.script = other_backend.script = lasting
