@@ -21,10 +21,18 @@ OUTPUT_TOKENS_MAX = 10_000_000
 MODEL_NAME_MAX = 512
 IMAGE_TOKENS = 1024  # an image part until an engine reports otherwise; about one high-resolution tile set
 ITEMS_MAX = 16_384  # inputs of one embeddings request
+TOKEN_IDS_MAX = 1_000_000  # of one request
+PARTS_MAX = 4096  # inlined images and files of one request that are priced apart
+LOGPROBS_MAX = 128  # alternatives per token; engines compute, keep and send each of them
+STOPS_MAX = 256  # stop strings, each searched for after each token
+LOGIT_BIAS_MAX = 16_384  # entries
 FRAME_BYTES = 64  # of a body that are keys, roles and punctuation rather than text
+LARGE_BYTES = 256 * 1024  # a body that may not be parsed whole: the event loop would stand still
 
 Cap = Annotated[int, Meta(ge=0, le=OUTPUT_TOKENS_MAX)]
 Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
+Logprobs = Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)]
+TokenId = Annotated[int, Meta(ge=0)]
 
 
 class _StreamOptions(msgspec.Struct):
@@ -44,11 +52,31 @@ class _Judged(msgspec.Struct):
     stream_options: _StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
+    min_tokens: Cap | None = None
+    logprobs: Logprobs | bool | None = None
+    top_logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    stop: str | Annotated[list[str], Meta(max_length=STOPS_MAX)] | None = None
+    logit_bias: msgspec.Raw = msgspec.Raw()
+
+
+class _Bulk(msgspec.Struct):
+    """The fields in which large bodies are large."""
+
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    inputs: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    documents: msgspec.Raw = msgspec.Raw()
 
 
 _decode_judged = msgspec.json.Decoder(_Judged).decode
+_decode_bulk = msgspec.json.Decoder(_Bulk).decode
+_decode_ids = msgspec.json.Decoder(list[TokenId]).decode
+_decode_id_lists = msgspec.json.Decoder(list[Annotated[list[TokenId], Meta(min_length=1)]]).decode
+_decode_texts = msgspec.json.Decoder(list[str]).decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_any = msgspec.json.Decoder().decode
 
 BACKSLASH, SEMICOLON = b"\\;"
 
@@ -58,6 +86,7 @@ JUDGED = (
     "stream_options", "prompt", "input",
 )  # fmt: skip
 _QUOTED = tuple(f'"{name}"'.encode() for name in JUDGED)
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")  # any escape that could spell a part of such a key
 _FIELD = re.compile(r"`\$\.(\w+)")
 
 
@@ -99,7 +128,9 @@ def peek(body: bytes, *, generates: bool = True) -> Peek:
         raise _complaint(body, error) from None
     # One-byte searches come first: they cost a tenth of a longer needle's.
     escaped = BACKSLASH in body and b"\\u" in body
-    if not ascii_only or _has_spare_bytes(body):
+    if len(body) > LARGE_BYTES:
+        _refuse_duplicates_in_large(body)
+    elif not ascii_only or _has_spare_bytes(body):
         _refuse_duplicates(body, escaped)
     seen = Peek(judged.model or "", judged.stream or False, text_bytes=len(body) - FRAME_BYTES)
     if generates:
@@ -108,6 +139,8 @@ def peek(body: bytes, *, generates: bool = True) -> Peek:
         _read_prompt(prompt, "prompt", seen)
     elif prompt := bytes(judged.input):
         _read_prompt(prompt, "input", seen)
+    if bias := bytes(judged.logit_bias):
+        _check_bias(bias)
     if SEMICOLON in body and b";base64," in body:
         _take_out_base64(body, seen)
     if seen.text_bytes < 0:
@@ -143,13 +176,8 @@ def _complaint(body: bytes, error: Exception) -> BadRequest:
 
 def _refuse_duplicates(body: bytes, escaped: bool) -> None:
     """Refuse a second copy of a judged key. Counting its spelling is enough unless keys are spelt with escapes."""
-    if not escaped:
-        count = body.count
-        for quoted in _QUOTED:
-            if count(quoted) > 1:
-                break
-        else:
-            return
+    if not _may_have_duplicates(body, escaped):
+        return
     try:
         pairs = json.loads(body, object_pairs_hook=_Pairs, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):
@@ -160,8 +188,40 @@ def _refuse_duplicates(body: bytes, escaped: bool) -> None:
             raise BadRequest(f"the key {name!r} appears more than once", name)
 
 
+def _may_have_duplicates(body: bytes, escaped: bool) -> bool:
+    if escaped and _ESCAPED_LETTER.search(body) is not None:
+        return True
+    count = body.count
+    for quoted in _QUOTED:  # noqa: SIM110 - a generator costs as much as the counting
+        if count(quoted) > 1:
+            return True
+    return False
+
+
+def _refuse_duplicates_in_large(body: bytes) -> None:
+    """The same for a large body: its bulk is cut out first, because parsing it would hold everybody up.
+
+    Cutting cannot hide a key: a bulky value occurs as such in the body, and only one occurrence is taken out.
+    """
+    for value in msgspec.structs.astuple(_decode_bulk(body)):
+        if len(raw := bytes(value)) > LARGE_BYTES // 16:
+            body = _without(body, raw)
+    if len(body) <= LARGE_BYTES:
+        _refuse_duplicates(body, BACKSLASH in body)
+    elif _may_have_duplicates(body, b"\\u00" in body):
+        raise BadRequest("one of the keys appears more than once, or is spelt with escapes, in a body this large")
+
+
 class _Pairs(list[tuple[str, Any]]):
     """An object as the pairs that it was written with."""
+
+
+def _without(body: bytes, value: bytes) -> bytes:
+    """The body with one occurrence of a value cut out. Long needles are found slowly, so its beginning is sought."""
+    at = body.find(value[:256])
+    if not body.startswith(value, at):
+        at = body.find(value)
+    return body[:at] + b"0" + body[at + len(value) :]
 
 
 def _read_output(judged: _Judged, seen: Peek) -> None:
@@ -171,6 +231,8 @@ def _read_output(judged: _Judged, seen: Peek) -> None:
         if other is not None and (cap is None or other < cap):
             cap = other
     seen.max_output_tokens = cap
+    if judged.min_tokens is not None and cap is not None and judged.min_tokens > cap:
+        raise BadRequest(f"'min_tokens' is {judged.min_tokens}, more than the output cap of {cap}", "min_tokens")
     if judged.n is not None or judged.best_of is not None:
         seen.completions = max(judged.n or 1, judged.best_of or 1)
     options = judged.stream_options
@@ -183,42 +245,54 @@ def _read_prompt(raw: bytes, field: str, seen: Peek) -> None:
     """Token ids are counted one by one; several prompts multiply the completions."""
     if not raw.startswith(b"["):
         return
+    first = raw[1:64].lstrip()[:1]
+    if first == b"{":
+        return  # the messages of /v1/responses
+    _bound_items(raw, first, field)
     try:
-        items = _decode_any(raw)
+        if first == b'"':
+            seen.prompts = len(_decode_texts(raw))
+            return
+        if first == b"[":
+            lists = _decode_id_lists(raw)
+            seen.prompts = len(lists)
+            seen.counted_tokens += sum(map(len, lists))
+        else:
+            seen.counted_tokens += len(_decode_ids(raw))
     except (msgspec.DecodeError, RecursionError):
-        raise BadRequest(f"{field!r} cannot be read", field) from None
-    if not items:
+        text = (
+            f"{field!r} must be a string, or a list of strings, of token ids (whole numbers from 0), or of such lists"
+        )
+        raise BadRequest(text, field) from None
+    if not seen.counted_tokens:
         raise BadRequest(f"{field!r} is empty", field)
-    kind = type(items[0])
-    if kind is not int and len(items) > ITEMS_MAX:
+    seen.text_bytes -= len(raw)
+
+
+def _bound_items(raw: bytes, first: bytes, field: str) -> None:
+    """Refuse more items than one request may have before any is decoded."""
+    if first == b'"':
+        # At least so many strings: a quote that is no end or beginning of one has a backslash before it.
+        items = (raw.count(b'"') - raw.count(b'\\"')) // 2
+    else:
+        items = raw.count(b"[") - 1
+        if raw.count(b",") >= TOKEN_IDS_MAX:
+            raise BadRequest(f"more than {TOKEN_IDS_MAX} token ids in one request", field)
+    if items > ITEMS_MAX:
         raise BadRequest(f"more than {ITEMS_MAX} inputs in one request", field)
-    if any(type(item) is not kind for item in items):
-        raise BadRequest(f"{field!r} mixes kinds: give strings, or token ids, or lists of token ids", field)
-    if kind is int:
-        _check_ids(items, field)
-        seen.counted_tokens += len(items)
-        seen.text_bytes -= len(raw)
-    elif kind is list:
-        for item in items:
-            if not item:
-                raise BadRequest(f"a part of {field!r} is empty", field)
-            _check_ids(item, field)
-        seen.counted_tokens += sum(len(item) for item in items)
-        seen.prompts = len(items)
-        seen.text_bytes -= len(raw)
-    elif kind is str:
-        seen.prompts = len(items)
 
 
-def _check_ids(ids: list[Any], field: str) -> None:
-    if any(type(token) is not int or token < 0 for token in ids):
-        raise BadRequest("token ids must be whole numbers from 0", field)
+def _check_bias(raw: bytes) -> None:
+    if raw.count(b",") >= LOGIT_BIAS_MAX:
+        raise BadRequest(f"'logit_bias' has more than {LOGIT_BIAS_MAX} entries", "logit_bias")
 
 
 def _take_out_base64(body: bytes, seen: Peek) -> None:
     """Price inlined images and files apart: their base64 is not text that the model reads."""
     at = body.find(b";base64,")
-    while at >= 0:
+    for _ in range(PARTS_MAX):
+        if at < 0:
+            break
         end = body.find(b'"', at)
         if end < 0:
             break
@@ -233,6 +307,8 @@ def with_usage(body: bytes, seen: Peek) -> bytes:
         start = body.index(b"{") + 1
         return body[:start] + b'"stream_options":{"include_usage":true},' + body[start:]
     fields = _decode_object(body)
-    options = _decode_any(fields["stream_options"]) or {}
-    fields["stream_options"] = msgspec.Raw(msgspec.json.encode({**options, "include_usage": True}))
+    given = fields["stream_options"]
+    options = _decode_object(given) if bytes(given) != b"null" else {}
+    options["include_usage"] = msgspec.Raw(b"true")
+    fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
     return msgspec.json.encode(fields)
