@@ -12,13 +12,15 @@ from __future__ import annotations
 import asyncio
 import ssl
 from enum import Enum
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import httptools
 
 from forebay.engines.deadlines import Deadlines
 
 HEAD_MAX = 64 * 1024
+HEADS_KEPT = 128
+CONTENT_LENGTH = b"content-length: "  # as uvicorn, hyper and our own engines spell it
 FINISH_GRACE_S = 1.0
 
 
@@ -29,6 +31,21 @@ class Breakage(Enum):
     BROKEN = "the engine broke off"
     TIMEOUT = "the engine did not answer in time"
     GARBLED = "the engine's answer is not HTTP"
+
+
+class ResponseHead:
+    """The head of a response. Engines send the same one again and again, but for its length: it is read once.
+
+    `digest` is the reader's to keep what it made of the head.
+    """
+
+    __slots__ = ("digest", "headers", "keep", "status")
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.headers = headers  # names are lower case
+        self.keep = False  # may the connection be used again?
+        self.digest: Any = None
 
 
 class Exchange(Protocol):
@@ -44,8 +61,8 @@ class Exchange(Protocol):
         """The request is on its way on this connection."""
         ...
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """A final response head (never 1xx). Names are lower case."""
+    def head(self, head: ResponseHead, length: int | None) -> None:
+        """A final response head (never 1xx), and the length that it declares for its body."""
         ...
 
     def body(self, pieces: list[bytes], done: bool) -> None:
@@ -62,6 +79,7 @@ class Upstream(asyncio.Protocol):
 
     __slots__ = (
         "_done",
+        "_head",
         "_head_bytes",
         "_head_seen",
         "_headers",
@@ -90,6 +108,7 @@ class Upstream(asyncio.Protocol):
         self._watch: Deadlines[Upstream] | None = None  # the deadline that runs
         self._headers: list[tuple[bytes, bytes]] = []
         self._pieces: list[bytes] = []
+        self._head: ResponseHead | None = None
         self._head_bytes = 0
         self._head_seen = False
         self._status = 0
@@ -161,7 +180,9 @@ class Upstream(asyncio.Protocol):
         if exchange is None and self._watch is not self._pool.finishing:
             self.abort()  # an idle connection has nothing to say
             return
-        self.silent = False
+        fresh, self.silent = self.silent, False
+        if fresh and exchange is not None and self._read_known(data, exchange):
+            return
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -169,6 +190,8 @@ class Upstream(asyncio.Protocol):
                 self._break(Breakage.GARBLED, str(error))
                 return
             self._keep = False  # bytes after the end of a response: not ours to relay
+        if fresh and self._done:
+            self._remember(data)
         pieces = self._pieces
         if pieces:
             self._pieces = []
@@ -178,6 +201,38 @@ class Upstream(asyncio.Protocol):
             return
         if exchange is not None and (pieces or self._done):
             exchange.body(pieces, self._done)
+
+    def _read_known(self, data: bytes, exchange: Exchange) -> bool:
+        """A whole response in one segment whose head was read before, but for the digits of its length."""
+        end = data.find(b"\r\n\r\n")
+        at = data.find(CONTENT_LENGTH, 0, end)
+        if at < 0:
+            return False
+        at += len(CONTENT_LENGTH)
+        after = data.find(b"\r", at)
+        digits = data[at:after]
+        head = self._pool.heads.get(data[:at] + data[after:end])
+        if head is None or not digits.isdigit() or int(digits) != len(data) - end - 4:
+            return False
+        self._done = self._keep = True
+        self._ended()
+        exchange.head(head, len(data) - end - 4)
+        exchange.body([data[end + 4 :]], True)
+        return True
+
+    def _remember(self, data: bytes) -> None:
+        """Keep the head of a whole response that may come again."""
+        head, end = self._head, data.find(b"\r\n\r\n")
+        at = data.find(CONTENT_LENGTH, 0, end)
+        if head is None or not self._keep or at < 0 or head.status != 200 or data.find(CONTENT_LENGTH, at + 1, end) > 0:
+            return
+        at += len(CONTENT_LENGTH)
+        after = data.find(b"\r", at)
+        if data[at:after].isdigit() and int(data[at:after]) == len(data) - end - 4:
+            heads = self._pool.heads
+            if len(heads) >= HEADS_KEPT:
+                del heads[next(iter(heads))]
+            heads[data[:at] + data[after:end]] = head
 
     def _go_on(self, pieces: list[bytes], size: int) -> bool:
         """The response is not whole yet: watch that it goes on, within bounds."""
@@ -273,8 +328,9 @@ class Upstream(asyncio.Protocol):
         if self._status < 200:
             return
         self._head_seen = True
+        head = self._head = ResponseHead(self._status, self._headers)
         if self.exchange is not None:
-            self.exchange.head(self._status, self._headers)
+            self.exchange.head(head, _declared_length(self._headers))
 
     def on_body(self, piece: bytes) -> None:
         if not self._done:
@@ -284,6 +340,13 @@ class Upstream(asyncio.Protocol):
         if self._status >= 200 and not self._done:
             self._done = True
             self._keep = self.parser.should_keep_alive()
+
+
+def _declared_length(headers: list[tuple[bytes, bytes]]) -> int | None:
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else None
+    return None
 
 
 class ConnectionPool:
@@ -308,6 +371,7 @@ class ConnectionPool:
         self._port = port
         self._tls = tls
         self._connect_s = connect_s
+        self.heads: dict[bytes, ResponseHead] = {}  # by their bytes, the digits of the length left out
         self._spare: list[Upstream] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self._closed = False

@@ -44,10 +44,10 @@ class Bucket:
     def settle(self, difference: int, now: Instant) -> None:
         """Correct an earlier charge by `difference`. What is owed after that is at most one burst: an engine that
         reports absurd usage must not lock its caller out for years."""
-        self.charge(difference, now)
-        most = now * self.limit + 2 * self._span
-        if self._tat > most:
-            self._tat = most
+        at = now * self.limit
+        tat = (self._tat if self._tat > at else at) + difference * self.window_ns
+        most = at + 2 * self._span
+        self._tat = tat if tat < most else most
 
     def remaining(self, now: Instant) -> int:
         """Whole units that could be spent now, never negative."""
@@ -57,6 +57,15 @@ class Bucket:
         if ahead <= 0:
             return self.burst
         return max(0, (self._span - ahead) // self.window_ns)
+
+    def figures(self, now: Instant) -> tuple[int, int]:
+        """(remaining, reset_ns) in one go."""
+        limit = self.limit
+        ahead = self._tat - now * limit
+        if ahead <= 0:
+            return (self.burst if limit else 0), 0
+        left = (self._span - ahead) // self.window_ns
+        return (left if left > 0 else 0), -(-ahead // limit)
 
     def reset_ns(self, now: Instant) -> int:
         """Nanoseconds until the bucket is full again."""

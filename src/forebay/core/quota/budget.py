@@ -101,12 +101,12 @@ class KeyBudget:
         rows = []
         bucket = self._requests
         if bucket is not None:
-            rows.append(("requests", bucket.limit, bucket.remaining(now), bucket.reset_ns(now)))
-        tightest, least = None, 0
+            rows.append(("requests", bucket.limit, *bucket.figures(now)))
+        tightest = None
         for bucket in self._tokens:
-            remaining = bucket.remaining(now)
-            if tightest is None or remaining < least:
-                tightest, least = bucket, remaining
+            remaining, reset_ns = bucket.figures(now)
+            if tightest is None or remaining < tightest[2]:
+                tightest = ("tokens", bucket.limit, remaining, reset_ns)
         if tightest is not None:
-            rows.append(("tokens", tightest.limit, least, tightest.reset_ns(now)))
+            rows.append(tightest)
         return rows

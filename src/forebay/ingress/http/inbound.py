@@ -95,6 +95,7 @@ class Inbound:
     rejection: tuple[int, bytes] | None = None  # status, rendered head lines and body
     refusal: Refusal | None = None
     strips_usage = False  # we asked for a usage event that the client did not ask for
+    _id_given = False
     _secret: bytes | None = None
     _auth_conflict = False
     _has_host = False
@@ -139,6 +140,7 @@ class Inbound:
         elif known == REQUEST_ID:
             if 0 < len(value) <= REQUEST_ID_MAX and _ID_CHARACTERS.issuperset(value):
                 self.request_id = value
+                self._id_given = True
         elif known == EXPECT:
             self.expects = value.lower() == b"100-continue"
         elif known == CONTENT_ENCODING:
@@ -199,6 +201,47 @@ class Inbound:
             self.reject(401, "invalid_key", "a key does not belong in the URL; send it as 'authorization: Bearer …'")
         elif self._identify():
             self._check_head(route)
+
+    @property
+    def plain(self) -> bool:
+        """Is the head one that tells nothing of this one request but the length of its body?"""
+        return (
+            self.complete
+            and self.keep_alive
+            and self.rejection is None
+            and self.key is not None
+            and self.route is not None
+            and self.route.gated
+            and not (self.version_1_0 or self.chunked or self.expects or self.upgrade or self._id_given)
+            and self.nominated in {None, b"keep-alive"}
+        )
+
+    def pattern(self) -> Inbound:
+        """A copy of what the head says, to `follow`."""
+        made = Inbound.__new__(Inbound)
+        made.follow(self, b"", 0)
+        made.forward = [b"".join(self.forward)]
+        return made
+
+    def follow(self, known: Inbound, body: bytes, size: int) -> None:
+        """Be a request with the same head and this body."""
+        self.method = known.method
+        self.target = known.target
+        self.path = known.path
+        self.route = known.route
+        self.key = known.key
+        self.forward = known.forward
+        self._secret = known._secret
+        self._deadline_ms = known._deadline_ms
+        self._priority = known._priority
+        self._flow = known._flow
+        self.head_done = self.complete = True
+        if size:  # a pattern has no body
+            site = self.site
+            self.content_length = self.body_size = size
+            self.pieces = [body]
+            self.request_id = site.request_id()
+            site.buffered_bytes += size
 
     def _absolute_form(self) -> None:
         """The whole URL stands in the request line, as clients send it to proxies: its path counts."""

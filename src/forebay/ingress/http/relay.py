@@ -17,7 +17,7 @@ from forebay.core.events import Failed, Finished, FirstToken, Undelivered
 from forebay.core.instant import SECOND
 from forebay.core.model import Lease, Usage
 from forebay.core.outcome import FailReason
-from forebay.engines.pool import Breakage, Upstream
+from forebay.engines.pool import Breakage, ResponseHead, Upstream
 from forebay.ingress.http.routes import Dialect
 from forebay.ingress.http.usage import TAIL, StreamReader, document_usage, first_event_error
 from forebay.ingress.status import REASON_PHRASES, error_body, retry_headers
@@ -34,7 +34,7 @@ ENGINE_BUSY = frozenset({429, 503, 529})
 NO_BODY = frozenset({204, 304})
 
 # Response headers that are not simply passed on: hop-by-hop ones and those that are ours to set are dropped.
-DROP, LENGTH, TYPE, CONNECTION, RETRY_AFTER, ENCODING = range(6)
+DROP, TYPE, CONNECTION, RETRY_AFTER, ENCODING = range(5)
 HEADERS: dict[bytes, int] = dict.fromkeys(
     (
         b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
@@ -44,12 +44,49 @@ HEADERS: dict[bytes, int] = dict.fromkeys(
     ),
     DROP,
 ) | {
-    b"content-length": LENGTH,
+    b"content-length": DROP,
     b"content-type": TYPE,
     b"connection": CONNECTION,
     b"retry-after": RETRY_AFTER,
     b"content-encoding": ENCODING,
 }  # fmt: skip
+
+STATUS_LINES = {
+    status: b"HTTP/1.1 %d %b\r\nx-request-id: " % (status, phrase.encode()) for status, phrase in REASON_PHRASES.items()
+}
+
+
+class HeadDigest:
+    """What a relay needs to know of a response head, made once for all responses that begin with it."""
+
+    __slots__ = ("cache_control", "compressed", "lines", "retry_after", "sse")
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self.sse = False
+        self.compressed = False
+        self.retry_after: int | None = None
+        lines: list[bytes] = []
+        nominated: tuple[bytes, ...] = ()
+        for name, value in headers:
+            kind = HEADERS.get(name)
+            if kind is None:
+                lines.append(b"%b: %b\r\n" % (name, value))
+            elif kind == TYPE:
+                self.sse = value.startswith(b"text/event-stream")
+                lines.append(b"content-type: %b\r\n" % value)
+            elif kind == CONNECTION:
+                nominated = tuple(token.strip().lower() + b":" for token in value.split(b",") if token.strip())
+            elif kind == RETRY_AFTER:
+                self.retry_after = _sane_retry_after(value)
+            elif kind == ENCODING:
+                if value.lower() in {b"gzip", b"x-gzip", b"deflate"}:
+                    self.compressed = True
+                else:
+                    lines.append(b"content-encoding: %b\r\n" % value)
+        if nominated:
+            lines = [line for line in lines if not line.startswith(nominated)]
+        self.cache_control = any(line.startswith(b"cache-control:") for line in lines)
+        self.lines = b"".join(lines)
 
 
 class Relay:
@@ -59,6 +96,7 @@ class Relay:
     gone = False
     alive_at = 0.0
     _status = 0
+    _digest: HeadDigest
     _head_sent = False
     _held = b""
     _length: int | None = None
@@ -71,13 +109,11 @@ class Relay:
     _document_cut = False  # only its end was kept
     _inflate: Any = None
     _inflated_bytes = 0
-    _retry_after: int | None = None
 
     def __init__(self, inbound: Inbound, lease: Lease | None, engine: OpenAIEngine) -> None:
         self.inbound = inbound
         self.lease = lease
         self.engine = engine
-        self._lines: list[bytes] = []  # of the response head
 
     @property
     def events(self) -> int:
@@ -120,34 +156,20 @@ class Relay:
 
     # ---- from the engine -------------------------------------------------------------------------------------
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._status = status
-        lines = self._lines
-        nominated: tuple[bytes, ...] = ()
-        for name, value in headers:
-            kind = HEADERS.get(name)
-            if kind is None:
-                lines.append(b"%b: %b\r\n" % (name, value))
-            elif kind == LENGTH:
-                self._length = int(value) if value.isdigit() else None
-            elif kind == TYPE:
-                self._sse = value.startswith(b"text/event-stream")
-                lines.append(b"content-type: %b\r\n" % value)
-            elif kind == CONNECTION:
-                nominated = tuple(token.strip().lower() + b":" for token in value.split(b",") if token.strip())
-            elif kind == RETRY_AFTER:
-                self._retry_after = _sane_retry_after(value)
-            elif kind == ENCODING:
-                if value.lower() in {b"gzip", b"x-gzip", b"deflate"}:
-                    self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
-                else:
-                    lines.append(b"content-encoding: %b\r\n" % value)
-        if nominated:
-            self._lines = [line for line in lines if not line.startswith(nominated)]
-        if self._inflate is not None:
-            self._length = None  # it is the length of the compressed bytes
-        if self._sse:
-            self._begin_stream(status)
+    def head(self, head: ResponseHead, length: int | None) -> None:
+        digest: HeadDigest | None = head.digest
+        if digest is None:
+            digest = head.digest = HeadDigest(head.headers)
+        self._status = head.status
+        self._digest = digest
+        self._sse = digest.sse
+        if digest.compressed:
+            # The declared length is that of the compressed bytes.
+            self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
+        else:
+            self._length = length
+        if digest.sse:
+            self._begin_stream(head.status)
 
     def _begin_stream(self, status: int) -> None:
         inbound = self.inbound
@@ -248,48 +270,49 @@ class Relay:
 
     def _render_head(self) -> bytes:
         """Decide the framing and render the head."""
-        inbound = self.inbound
+        inbound, status, extra = self.inbound, self._status, b""
         self._head_sent = True
-        if self._sse:
-            inbound.site.hold.release(self)
-        status = self._status
-        lines = self._lines
         if status in NO_BODY:
             pass
         elif self._length is not None:
-            lines.append(b"content-length: %d\r\n" % self._length)
+            extra = b"content-length: %d\r\n" % self._length
         elif inbound.version_1_0:
             self._close_after = True
         else:
             self._chunked = True
-            lines.append(b"transfer-encoding: chunked\r\n")
+            extra = b"transfer-encoding: chunked\r\n"
         lease = self.lease
         if lease is not None:
-            wait_us = (lease.ticket.dispatched - lease.ticket.arrived) // 1000
-            lines.append(b"server-timing: queue;dur=%d.%03d\r\n" % divmod(wait_us, 1000))
+            ticket = lease.ticket
+            extra += b"server-timing: queue;dur=%d.%03d\r\n" % divmod(
+                (ticket.dispatched - ticket.arrived) // 1000, 1000
+            )
             if status in ENGINE_BUSY:
                 status = inbound.site.overload_status
-                lines.append(b"x-forebay-reason: engine_error\r\n" + retry_headers(self._come_back_ns()))
-            elif self._retry_after is not None:
-                lines.append(retry_headers(self._retry_after * SECOND))
-            lines.append(inbound.rate_limit_headers())
+                extra += b"x-forebay-reason: engine_error\r\n" + retry_headers(self._come_back_ns())
+            elif self._digest.retry_after is not None:
+                extra += retry_headers(self._digest.retry_after * SECOND)
+            extra += inbound.rate_limit_headers()
         if self._sse:
-            lines.append(b"x-accel-buffering: no\r\n")
-            if not any(line.startswith(b"cache-control:") for line in lines):
-                lines.append(b"cache-control: no-cache\r\n")
-        keep = inbound.keep_alive and not self._close_after and not inbound.site.draining
-        if not keep:
+            inbound.site.hold.release(self)
+            extra += b"x-accel-buffering: no\r\n"
+            if not self._digest.cache_control:
+                extra += b"cache-control: no-cache\r\n"
+        if self._close_after or not inbound.keep_alive or inbound.site.draining:
             self._close_after = True
-            lines.append(b"connection: close\r\n")
+            extra += b"connection: close\r\n"
         elif inbound.version_1_0:
-            lines.append(b"connection: keep-alive\r\n")
-        phrase = REASON_PHRASES.get(status, "OK" if status < 300 else "Status").encode()
-        return b"HTTP/1.1 %d %b\r\nx-request-id: %b\r\n%b\r\n" % (status, phrase, inbound.request_id, b"".join(lines))
+            extra += b"connection: keep-alive\r\n"
+        line = STATUS_LINES.get(status) or b"HTTP/1.1 %d %b\r\nx-request-id: " % (
+            status,
+            b"OK" if status < 300 else b"Status",
+        )
+        return b"%b%b\r\n%b%b\r\n" % (line, inbound.request_id, self._digest.lines, extra)
 
     def _come_back_ns(self) -> int:
         """When to come back to a busy engine: as it says, else by our own ladder."""
-        if self._retry_after is not None:
-            return self._retry_after * SECOND
+        if self._digest.retry_after is not None:
+            return self._digest.retry_after * SECOND
         assert self.lease is not None
         pool, now = self.lease.ticket.pool, self.inbound.site.clock()
         wait_ns: int = pool.ladder.next_ns(pool.drain_rate(now), now)
@@ -308,7 +331,7 @@ class Relay:
         self._status, body = refused
         self._sse = False
         self.inbound.site.hold.release(self)
-        self._lines = [b"content-type: application/json\r\n"]
+        self._digest = JSON_DIGEST
         self._length = len(body)
         self._reader = None
         self._document = body
@@ -421,3 +444,6 @@ def _sane_retry_after(value: bytes) -> int | None:
         except (ValueError, OverflowError):
             return None
     return min(RETRY_AFTER_MOST_S, max(1, ceil(seconds)))
+
+
+JSON_DIGEST = HeadDigest([(b"content-type", b"application/json")])

@@ -18,6 +18,7 @@ from forebay.ingress.http.routes import Routes
 from forebay.live.gateway import Gateway
 
 if TYPE_CHECKING:
+    from forebay.ingress.http.inbound import Inbound
     from forebay.ingress.http.relay import Relay
     from forebay.ingress.http.server import ServerConnection
 
@@ -69,6 +70,7 @@ class Site:
     overload_status: int = 503
     clock: Callable[[], int] = field(init=False)
     ready: Callable[[], bool] = lambda: True
+    heads: dict[bytes, Inbound] = field(default_factory=dict)  # read and judged; by their bytes less the length
     buffered_bytes: int = 0
     draining: bool = False
     connections: set[ServerConnection] = field(default_factory=set)
