@@ -15,10 +15,10 @@ help: ## this list
 demo: .venv/runtime.stamp ## a real model on this machine, past its capacity, three ways: about two minutes
 	@$(PY) -m forebay demo $(ARGS)
 
-test: .venv/dev.stamp ## every test that needs no heavy peer (ARGS="-k quota" picks some)
+test: .venv/test.stamp ## every test that needs no heavy peer (ARGS="-k quota" picks some)
 	@$(PY) -m pytest -m "not peers and not soak" $(ARGS)
 
-test-peers: .venv/dev.stamp ## tests beside real peers (vLLM, Envoy …); they install their peers, which is large
+test-peers: .venv/test.stamp ## tests beside real peers (vLLM, Envoy …); they install their peers, which is large
 	@$(PY) -m pytest -m "peers and not soak" --timeout=900 $(ARGS)
 
 check: .venv/dev.stamp ## lint, format, types, import contracts, documentation in step with the code
@@ -32,14 +32,14 @@ fmt: .venv/dev.stamp ## format, and fix what can be fixed
 	@$(PY) -m ruff check --fix-only
 	@$(PY) -m ruff format
 
-bench: .venv/dev.stamp ## NAME=proxy (beside nginx, Envoy …; ten minutes) or NAME=core (decisions alone)
+bench: .venv/runtime.stamp ## NAME=proxy (beside nginx, Envoy …; ten minutes) or NAME=core (decisions alone)
 	@case "$(NAME)" in proxy|core) ;; *) echo "make bench NAME=proxy or NAME=core" >&2; exit 2 ;; esac
 	@$(PY) -m benchmarks.$(NAME) $(ARGS)
 
-soak: .venv/dev.stamp ## the long tests
+soak: .venv/test.stamp ## the long tests
 	@$(PY) -m pytest -m soak --timeout=3600 $(ARGS)
 
-docs: .venv/dev.stamp ## write the generated parts of the documentation anew
+docs: .venv/runtime.stamp ## write the generated parts of the documentation anew
 	@$(PY) -m forebay.config.render --docs
 	@if [ -f out/demo.json ]; then $(PY) scripts/readme_table.py out/demo.json; fi
 
@@ -51,5 +51,5 @@ clean: ## remove what make made, the virtual environments included
 .venv/runtime.stamp: pyproject.toml scripts/setup
 	@PYTHON="$(PYTHON)" sh scripts/setup runtime
 
-.venv/dev.stamp: .venv/runtime.stamp scripts/requirements.py
-	@PYTHON="$(PYTHON)" sh scripts/setup dev
+.venv/test.stamp .venv/dev.stamp: .venv/%.stamp: .venv/runtime.stamp scripts/requirements.py
+	@sh scripts/setup $*
