@@ -235,11 +235,11 @@ class Pipeline:
         forecast = pool.forecast
         forecast.decay(now)
         rate = pool.drain_rate(now)
+        predicted = forecast.predict_ns(len(pool.queue) + 1, rate)
         budget = forecast.budget_ns(rate) if mode is Mode.HYBRID else pool.config.hold_ns
         if request.deadline is not None:
             # Patience must outlast the wait and the work, or both are wasted.
             budget = min(budget, request.deadline - now - forecast.service_ns)
-        predicted = pool.predicted_wait_ns(request, rate, budget)
         if predicted <= budget or (budget >= 0 and not predicted):
             return None
         return Refusal(
@@ -280,13 +280,14 @@ class Pipeline:
 
     def _enqueue(self, ticket: Ticket, pool: Pool, now: Instant) -> list[Effect]:
         rate = pool.drain_rate(now)
+        position = len(pool.queue) + 1
+        ticket.predicted_wait_ns = pool.forecast.predict_ns(position, rate)
         ticket.met_queue = True
         if ticket.mode is Mode.HYBRID:
             # The linger of a forming batch is the operator's wish, not the engine's lateness.
             hold = ticket.wait_budget_ns = pool.forecast.budget_ns(rate) + pool.batcher.linger_ns
         else:
             hold = pool.config.hold_ns
-        ticket.predicted_wait_ns = pool.predicted_wait_ns(ticket.request, rate, hold)
         ticket.expires = now + hold
         deadline = ticket.request.deadline
         if deadline is not None and deadline < ticket.expires:

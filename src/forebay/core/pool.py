@@ -21,7 +21,7 @@ from forebay.core.dispatch.leases import Engine
 from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits import build as build_limit
 from forebay.core.limits.fixed import FixedConfig
-from forebay.core.model import Mode, Request
+from forebay.core.model import Mode
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.snapshot import EngineSnapshot, PoolSnapshot
 
@@ -67,14 +67,6 @@ class Pool:
         if len(engines) == 1:
             return engines[0] if engines[0].has_room(tokens, now) else None
         return least_outstanding(engines, tokens, now)
-
-    def predicted_wait_ns(self, request: Request, rate: float, budget_ns: int) -> int:
-        """The wait of a request that joins now: by order of arrival, which is cheap to tell, and when that is more
-        than the budget, by its fair turn. Else a flood of one key would have all others refused."""
-        predicted = self.forecast.predict_ns(len(self.queue) + 1, rate)
-        if predicted <= budget_ns:
-            return predicted
-        return self.forecast.predict_ns(self.queue.place(request), rate)
 
     def batch_leaves_at(self, now: Instant) -> Instant:
         """When the waiting requests may leave for an engine that has room; the queue must not be empty."""

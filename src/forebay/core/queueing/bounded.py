@@ -11,11 +11,10 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 
 from forebay.core.instant import Instant
-from forebay.core.model import Request, Ticket, TicketState
+from forebay.core.model import Ticket, TicketState
 from forebay.core.queueing.fairness import VirtualClock
 
 LEFTOVERS_MAX = 192
-PLACES_MAX = 1_000  # a longer line is not walked to find a newcomer's place in it
 
 
 class FairQueue:
@@ -52,14 +51,6 @@ class FairQueue:
         heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
         self._arrivals.appendleft(ticket)
         self._add(ticket, 1)
-
-    def place(self, request: Request) -> int:
-        """How many turns until this request's own, were it to join now (1 = next). O(n), and never too small."""
-        if self._count > PLACES_MAX:
-            return self._count + 1
-        priority = request.priority
-        turn = (-priority, self._clock.next_tag((request.flow or request.key, priority)))
-        return 1 + sum(1 for e in self._turns if e[:2] <= turn and e[3].state is TicketState.QUEUED)
 
     def head(self) -> Ticket | None:
         """The ticket whose turn it is."""

@@ -33,10 +33,6 @@ class VirtualClock:
         self._finish[flow] = start + (cost or 1)  # requests priced at nothing take turns like others
         return start
 
-    def next_tag(self, flow: Flow) -> float:
-        """The tag that a request of this flow would get now."""
-        return max(self.now, self._finish.get(flow, 0.0))
-
     def _forget(self) -> None:
         """Keep those that are ahead, and of these at most half the table: the ones furthest ahead."""
         ahead = sorted(((tag, flow) for flow, tag in self._finish.items() if tag > self.now), reverse=True)
