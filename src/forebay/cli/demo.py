@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,7 +118,10 @@ def _perform(
         console.print(_setting(scene), width=min(console.width, 110))
         loads = ", ".join(f"{name} {load:g} x" for name, load in demo.LOADS.items())
         console.print(f"\nLoad, open loop, {seconds_per_phase:g} s each: {loads} the capacity.\n")
-        return scene, [_run(console, scene, mode, folder, quiet=quiet) for mode in demo.MODES]
+        with demo.Comparison(scene, folder) as comparison:
+            for turn in comparison.turns():
+                _take_turn(console, comparison, turn, quiet=quiet)
+            return scene, comparison.records()
 
 
 def _introduce(console: Console, engine: Child, kind: EngineKind) -> str:
@@ -141,14 +145,11 @@ def _introduce(console: Console, engine: Child, kind: EngineKind) -> str:
     return model
 
 
-def _run(console: Console, scene: Scene, mode: str, folder: Path, *, quiet: bool) -> RunRecords:
-    duration_s = scene.seconds_per_phase * len(demo.LOADS)
-    began = time.monotonic()
-    with LiveLine(console, mode, duration_s, quiet=quiet) as line:
-        run = demo.run_mode(
-            scene, mode, folder, lambda now: line.update(now.elapsed_s, now.sent, now.in_flight, now.outcomes)
-        )
-    completed = sum(record.outcome == "completed" for record in run.requests)
-    took_s = time.monotonic() - began
-    console.print(f"  {mode:<13} {len(run.requests)} offered, {completed} completed, {took_s:.0f} s")
-    return run
+def _take_turn(console: Console, comparison: demo.Comparison, turn: demo.Turn, *, quiet: bool) -> None:
+    name, pacer = turn.phase
+    with LiveLine(console, f"{name} {turn.mode}", pacer.duration_s, quiet=quiet) as line:
+        part = comparison.run(turn, lambda now: line.update(now.elapsed_s, now.sent, now.in_flight, now.outcomes))
+    ended = Counter(record.outcome for record in part.requests)
+    refused = ended["shed"] + ended["evicted"]
+    figures = f"{len(part.requests):4} offered {ended['completed']:4} completed {refused:4} refused"
+    console.print(f"  {name:<9} {turn.mode:<13} {figures}")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Literal
+from types import TracebackType
+from typing import Literal, NamedTuple, Self
+
+import msgspec
 
 from forebay.errors import EngineError
 from forebay.load.attack import OnProgress, Plan, attack
@@ -18,8 +23,9 @@ from forebay.load.pacer import Clumps, Phase, Poisson, phase_bounds_s, schedule
 from forebay.load.target import Target
 from forebay.load.workload import Sizes, Workload
 from forebay.report.engine_metrics import engine_sample
-from forebay.report.records import Objective, PhaseBounds, RunHeader, RunRecords
+from forebay.report.records import Objective, PhaseBounds, RunHeader, RunRecords, stitch
 from forebay.report.results import RunResult, within
+from forebay.report.series import last_event_s
 from forebay.report.table import milliseconds, percent
 
 EngineKind = Literal["embedded", "simulated"]
@@ -152,28 +158,79 @@ def set_scene(engine: Target, kind: EngineKind, model: str, seconds_per_phase: f
     )
 
 
-def run_mode(scene: Scene, mode: str, folder: Path, on_progress: OnProgress) -> RunRecords:
-    """Runs one mode on an idle engine: a gateway of its own, the same arrivals as every other mode."""
-    wait_idle(scene.engine)
-    phases = scene.phases()
-    with _gateway(scene, mode, folder) as gateway:
+class Turn(NamedTuple):
+    """One mode under one phase of the load, the `number`-th of them."""
+
+    number: int
+    phase: Phase
+    mode: str
+
+
+class Comparison:
+    """The modes against one another, phase by phase; a context manager that holds one gateway per mode.
+
+    Within a phase the modes take turns, each on an idle engine under the same arrivals, and the order rotates from
+    phase to phase: a machine that grows slower or faster by the minute does so for all modes alike.
+    """
+
+    def __init__(self, scene: Scene, folder: Path) -> None:
+        self._scene = scene
+        self._folder = folder
+        self._stack = ExitStack()
+        self._gateways: dict[str, Target] = {}
+        self._parts: dict[str, list[RunRecords]] = {mode: [] for mode in MODES}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for mode in MODES:
+                self._gateways[mode] = stack.enter_context(_gateway(self._scene, mode, self._folder))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def turns(self) -> Iterator[Turn]:
+        """Every phase under every mode, in the order to run them."""
+        for index, phase in enumerate(self._scene.phases()):
+            for step in range(len(MODES)):
+                yield Turn(index, phase, MODES[(index + step) % len(MODES)])
+
+    def run(self, turn: Turn, on_progress: OnProgress) -> RunRecords:
+        """Runs one turn to its last answer."""
+        scene = self._scene
+        wait_idle(scene.engine)
+        seed = 1000 * scene.seed + turn.number
         plan = Plan(
-            target=gateway,
+            target=self._gateways[turn.mode],
             header=RunHeader(
-                mode=mode,
-                policy=scene.policy(mode),
+                mode=turn.mode,
+                policy=scene.policy(turn.mode),
                 workload=str(scene.workload),
-                seed=scene.seed,
-                phases=[PhaseBounds(*bounds) for bounds in phase_bounds_s(phases)],
-                offered_load=round(sum(LOADS.values()) / len(LOADS), 3),
+                seed=seed,
+                phases=[PhaseBounds(*bounds) for bounds in phase_bounds_s([turn.phase])],
                 objective=Objective(latency_ms=scene.objective_ms),
             ),
-            arrivals=schedule(phases, scene.seed),
+            arrivals=schedule([turn.phase], seed),
             workload=scene.workload,
             drain_s=scene.deadline_s + 10 * scene.capacity.latency_p99_ms / 1000 + 5,
             engine_metrics=scene.engine,
         )
-        return attack(plan, folder / f"{mode}.jsonl", on_progress)
+        part = attack(plan, self._folder / f"{turn.mode}-{turn.number}.jsonl", on_progress)
+        self._parts[turn.mode].append(part)
+        return part
+
+    def records(self) -> list[RunRecords]:
+        """One run per mode, on a common axis: a phase begins when the slowest mode has answered the one before."""
+        lengths = [max(last_event_s(part) for part in parts) for parts in zip(*self._parts.values(), strict=True)]
+        starts = [0.0, *accumulate(math.ceil(length) for length in lengths)][: len(lengths)]
+        mean_load = round(sum(LOADS.values()) / len(LOADS), 3)
+        runs = [stitch(self._parts[mode], starts) for mode in MODES]
+        for run in runs:
+            run.header = msgspec.structs.replace(run.header, seed=self._scene.seed, offered_load=mean_load)
+        return runs
 
 
 @contextmanager

@@ -17,7 +17,7 @@ class LiveLine:
         self._bar: Progress | None = None
         if console.is_terminal and not quiet:
             self._bar = Progress(
-                TextColumn("[bold]{task.description:<13}"),
+                TextColumn("[bold]{task.description:<22}"),
                 BarColumn(bar_width=24),
                 TimeElapsedColumn(),
                 TextColumn("{task.fields[state]}"),

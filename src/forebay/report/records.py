@@ -5,7 +5,7 @@ Times are nanoseconds from the start of the run. `-1` stands for "did not happen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -160,3 +160,48 @@ def read_run(path: Path) -> RunRecords:
     requests.sort(key=lambda record: record.intended_ns)
     samples.sort(key=lambda sample: sample.at_ns)
     return RunRecords(header=header, requests=requests, samples=samples)
+
+
+def stitch(parts: Sequence[RunRecords], starts_s: Sequence[float]) -> RunRecords:
+    """One run from stretches that were run apart, each put at its start in seconds.
+
+    The engine's counters are made to continue from one stretch to the next, whatever else the engine did in between.
+    """
+    phases: list[PhaseBounds] = []
+    requests: list[RequestRecord] = []
+    samples: list[EngineSample] = []
+    for part, start_s in zip(parts, starts_s, strict=True):
+        shift_ns = int(start_s * 1e9)
+        phases += [PhaseBounds(p.name, p.from_s + start_s, p.to_s + start_s) for p in part.header.phases]
+        first_index = len(requests)
+        requests += [_shifted(record, shift_ns, first_index) for record in part.requests]
+        samples += _continued(part.samples, samples[-1] if samples else None, shift_ns)
+    return RunRecords(msgspec.structs.replace(parts[0].header, phases=phases), requests, samples)
+
+
+def _shifted(record: RequestRecord, shift_ns: int, first_index: int) -> RequestRecord:
+    return msgspec.structs.replace(
+        record,
+        index=record.index + first_index,
+        intended_ns=record.intended_ns + shift_ns,
+        sent_ns=record.sent_ns if record.sent_ns < 0 else record.sent_ns + shift_ns,
+        first_token_ns=record.first_token_ns if record.first_token_ns < 0 else record.first_token_ns + shift_ns,
+        done_ns=record.done_ns + shift_ns,
+    )
+
+
+def _continued(samples: Sequence[EngineSample], last: EngineSample | None, shift_ns: int) -> list[EngineSample]:
+    offsets: dict[str, float] = {}
+    if samples:
+        for name in ("busy_s", "steps", "batch_seqs", "generated_tokens"):
+            was = getattr(last, name, None)
+            begins = getattr(samples[0], name)
+            offsets[name] = 0.0 if was is None or begins is None else was - begins
+    return [
+        msgspec.structs.replace(
+            sample,
+            at_ns=sample.at_ns + shift_ns,
+            **{name: None if (value := getattr(sample, name)) is None else value + by for name, by in offsets.items()},
+        )
+        for sample in samples
+    ]

@@ -139,12 +139,11 @@ def summarise(run: RunRecords) -> RunResult:
     header = run.header
     measured = [phase for phase in header.phases if phase.name != WARM_UP]
     requests = [record for record in run.requests if record.phase != WARM_UP]
-    whole = PhaseBounds("whole", measured[0].from_s, measured[-1].to_s)
-    figures = _figures(requests, requests, run.samples, whole, header.objective)
+    figures = _figures(requests, requests, run.samples, measured, header.objective)
     phases = []
     for phase in measured:
         cohort = [record for record in requests if record.phase == phase.name]
-        of_phase = _figures(cohort, requests, run.samples, phase, header.objective)
+        of_phase = _figures(cohort, requests, run.samples, [phase], header.objective)
         phases.append(PhaseResult(name=phase.name, from_s=phase.from_s, to_s=phase.to_s, **_fields(of_phase)))
     assert sum(phase.counts.offered for phase in phases) == figures.counts.offered, "a request belongs to no phase"
     return RunResult(
@@ -176,14 +175,15 @@ def _figures(
     cohort: Sequence[RequestRecord],
     everyone: Sequence[RequestRecord],
     samples: Sequence[EngineSample],
-    bounds: PhaseBounds,
+    windows: Sequence[PhaseBounds],
     objective: Objective,
 ) -> Figures:
+    """Figures of the requests in `cohort`; rates are over the windows, between which nothing is counted."""
     counts = count(cohort)
     completed = [record for record in cohort if record.outcome == "completed"]
-    from_ns, to_ns = bounds.from_s * NS_PER_S, bounds.to_s * NS_PER_S
-    duration_s = bounds.to_s - bounds.from_s
-    finished = [r for r in everyone if r.outcome == "completed" and from_ns <= r.done_ns < to_ns]
+    spans_ns = [(window.from_s * NS_PER_S, window.to_s * NS_PER_S) for window in windows]
+    duration_s = sum(window.to_s - window.from_s for window in windows)
+    finished = [r for r in everyone if r.outcome == "completed" and _inside(r.done_ns, spans_ns)]
     good = [record for record in finished if within(record, objective)]
     admitted = counts.offered - counts.shed
     return Figures(
@@ -195,7 +195,7 @@ def _figures(
         served_per_s=len(finished) / duration_s,
         goodput_per_s=len(good) / duration_s,
         goodput_tokens_per_s=sum(record.output_tokens or record.prompt_tokens for record in good) / duration_s,
-        utilization=utilization(samples, from_ns, to_ns),
+        utilization=utilization(samples, spans_ns),
         shed_by_reason=dict(sorted(Counter(r.reason for r in cohort if r.outcome in {"shed", "evicted"}).items())),
         failed_by_error=_failures(cohort),
         wasted_work_ratio=wasted_work(cohort, objective),
@@ -241,36 +241,44 @@ def _jain(requests: Sequence[RequestRecord]) -> float | None:
     return jain_index(served.values())
 
 
-def utilization(samples: Sequence[EngineSample], from_ns: float, to_ns: float) -> Utilization:
-    """Busy share and batch occupancy between two moments, from the engine's counters.
+Span = tuple[float, float]
 
-    Without the counters, `busy` is the share of samples that saw a running request and `batch` is unknown.
+
+def _inside(at_ns: float, spans_ns: Sequence[Span]) -> bool:
+    return any(from_ns <= at_ns < to_ns for from_ns, to_ns in spans_ns)
+
+
+def utilization(samples: Sequence[EngineSample], spans_ns: Sequence[Span]) -> Utilization:
+    """Busy share, batch occupancy and step time within spans of time, from the engine's counters.
+
+    Without the counters, `busy` is the share of samples that saw a running request and the rest is unknown.
     """
-    busy_s = _growth(samples, from_ns, to_ns, lambda sample: sample.busy_s)
-    steps = _growth(samples, from_ns, to_ns, lambda sample: sample.steps)
-    seqs = _growth(samples, from_ns, to_ns, lambda sample: sample.batch_seqs)
+    busy_s = _growth(samples, spans_ns, lambda sample: sample.busy_s)
+    steps = _growth(samples, spans_ns, lambda sample: sample.steps)
+    seqs = _growth(samples, spans_ns, lambda sample: sample.batch_seqs)
     seats = next((sample.max_batch for sample in reversed(samples) if sample.max_batch), None)
+    length_ns = sum(to_ns - from_ns for from_ns, to_ns in spans_ns)
     busy = batch = step_ms = None
-    if busy_s is not None and to_ns > from_ns:
-        busy = min(1.0, max(0.0, busy_s * NS_PER_S / (to_ns - from_ns)))
+    if busy_s is not None and length_ns > 0:
+        busy = min(1.0, max(0.0, busy_s * NS_PER_S / length_ns))
     if steps and seqs is not None and seats:
         batch = seqs / steps / seats
     if steps and busy_s is not None:
         step_ms = 1000 * busy_s / steps
     if busy is None:
-        seen = [s.running for s in samples if s.running is not None and from_ns <= s.at_ns < to_ns]
+        seen = [s.running for s in samples if s.running is not None and _inside(s.at_ns, spans_ns)]
         busy = sum(1 for running in seen if running > 0) / len(seen) if seen else None
     return Utilization(busy, batch, step_ms)
 
 
 def _growth(
-    samples: Sequence[EngineSample], from_ns: float, to_ns: float, figure: Callable[[EngineSample], float | None]
+    samples: Sequence[EngineSample], spans_ns: Sequence[Span], figure: Callable[[EngineSample], float | None]
 ) -> float | None:
     points = [(float(s.at_ns), value) for s in samples if (value := figure(s)) is not None]
-    start, end = interpolate(points, from_ns), interpolate(points, to_ns)
-    if len(points) < 2 or start is None or end is None:
+    if len(points) < 2:
         return None
-    return end - start
+    edges = [(interpolate(points, from_ns), interpolate(points, to_ns)) for from_ns, to_ns in spans_ns]
+    return sum(end - start for start, end in edges if start is not None and end is not None)
 
 
 def environment() -> Environment:

@@ -20,6 +20,7 @@ from forebay.report.records import (
     RunRecords,
     classify,
     read_run,
+    stitch,
 )
 from forebay.report.results import Results, count, environment, summarise, utilization, wasted_work, within
 from forebay.report.statistics import interpolate, jain_index, percentile
@@ -203,25 +204,34 @@ def counters(at_s: float, busy_s: float, steps: float, seqs: float) -> EngineSam
 
 def test_utilization_from_the_engines_counters() -> None:
     samples = [counters(0, 100, 1000, 8000), counters(10, 105, 1100, 9600), counters(20, 115, 1300, 12800)]
-    first = utilization(samples, 0, 10 * S)
+    first = utilization(samples, [(0, 10 * S)])
     assert (first.busy, first.batch) == (pytest.approx(0.5), pytest.approx(16 / 16))
-    whole = utilization(samples, 0, 20 * S)
+    whole = utilization(samples, [(0, 20 * S)])
     assert (whole.busy, whole.batch) == (pytest.approx(0.75), pytest.approx(4800 / 300 / 16))
     assert whole.step_ms == pytest.approx(15_000 / 300)
     # Half of the first stretch lies in the window.
-    assert utilization(samples, 5 * S, 10 * S).busy == pytest.approx(0.5)
+    assert utilization(samples, [(5 * S, 10 * S)]).busy == pytest.approx(0.5)
+
+
+def test_what_happens_between_windows_counts_for_nothing() -> None:
+    samples = [counters(0, 0, 0, 0), counters(10, 5, 50, 400), counters(15, 10, 100, 1200), counters(25, 13, 130, 1440)]
+    found = utilization(samples, [(0, 10 * S), (15 * S, 25 * S)])
+    assert (found.busy, found.batch) == (pytest.approx(8 / 20), pytest.approx(640 / 80 / 16))
+    phases = [PhaseBounds("a", 0, 5), PhaseBounds("b", 10, 20)]
+    result = summarise(run_of(request(1, "completed"), request(4.9, "completed", 200), phases=phases))
+    assert (result.duration_s, result.served_per_s) == (15, pytest.approx(1 / 15))
 
 
 def test_utilization_without_counters_falls_back_to_running_requests() -> None:
     samples = [EngineSample(at_ns=index * S, running=float(index % 4)) for index in range(8)]
-    found = utilization(samples, 0, 8 * S)
+    found = utilization(samples, [(0, 8 * S)])
     assert (found.busy, found.batch) == (pytest.approx(0.75), None)
-    nothing = utilization([], 0, S)
+    nothing = utilization([], [(0, S)])
     assert (nothing.busy, nothing.batch) == (None, None)
 
 
 def test_an_idle_engine_has_no_batch() -> None:
-    idle = utilization([counters(0, 5, 10, 80), counters(10, 5, 10, 80)], 0, 10 * S)
+    idle = utilization([counters(0, 5, 10, 80), counters(10, 5, 10, 80)], [(0, 10 * S)])
     assert (idle.busy, idle.batch) == (0.0, None)
 
 
@@ -277,3 +287,32 @@ def test_the_public_json_has_its_contracted_fields() -> None:
     assert run["counts"].keys() == {"offered", "completed", "shed", "evicted", "cancelled", "failed"}
     assert run["utilization"].keys() >= {"busy", "batch"}
     assert run["latency_ms"].keys() == {"p50", "p99"}
+
+
+def test_stretches_run_apart_become_one_run() -> None:
+    first = RunRecords(
+        RunHeader(mode="m", policy="", workload="", seed=1, phases=[PhaseBounds("a", 0, 5)]),
+        [request(1, "completed", 100, first_token_ns=-1)],
+        [counters(0, 100, 1000, 4000), counters(6, 103, 1030, 4240)],
+    )
+    # In between the engine worked for somebody else: 50 s, 500 steps.
+    second = RunRecords(
+        RunHeader(mode="m", policy="", workload="", seed=2, phases=[PhaseBounds("b", 0, 5)]),
+        [request(2, "shed", phase="b", sent_ns=-1), request(3, "completed", phase="b", first_token_ns=5)],
+        [counters(0, 153, 1530, 8240), counters(6, 157, 1570, 8880)],
+    )
+    run = stitch([first, second], [0.0, 8.0])
+    assert run.header.phases == [PhaseBounds("a", 0, 5), PhaseBounds("b", 8, 13)]
+    assert [record.index for record in run.requests] == [1000, 2001, 3001]
+    shed, late = run.requests[1:]
+    assert (shed.intended_ns, shed.sent_ns) == (10 * S, -1)
+    assert (late.intended_ns, late.first_token_ns) == (11 * S, 8 * S + 5)
+    assert [(s.at_ns // S, s.busy_s, s.steps) for s in run.samples] == [
+        (0, 100, 1000),
+        (6, 103, 1030),
+        (8, 103, 1030),
+        (14, 107, 1070),
+    ]
+    result = summarise(run)
+    assert result.duration_s == 10
+    assert result.counts.offered == 3
