@@ -1,0 +1,1 @@
+"""The rig of the peer tests: the installer and the process of a real vLLM."""
