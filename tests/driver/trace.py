@@ -63,11 +63,8 @@ class Trace:
 def make_trace(seed: int, mode: Mode) -> Trace:
     """About 300 requests at twice the capacity of two engines, with everything that can go wrong."""
     chance = Random(f"{seed}/trace")
-    limits = {
-        "limited": KeyLimits(
-            requests_per_minute=chance.choice((12, 1200)), tokens_per_second=9_000, burst_s=0.5, concurrency=6
-        )
-    }
+    per_minute = chance.choice((12, 1200))
+    limited = KeyLimits(requests_per_minute=per_minute, tokens_per_second=9_000, burst_s=0.5, concurrency=6)
     pool = PoolConfig(
         name="e",
         engines=ENGINES,
