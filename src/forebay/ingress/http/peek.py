@@ -28,6 +28,7 @@ STOPS_MAX = 256  # stop strings, each searched for after each token
 LOGIT_BIAS_MAX = 16_384  # entries
 FRAME_BYTES = 64  # of a body that are keys, roles and punctuation rather than text
 LARGE_BYTES = 256 * 1024  # a body that may not be parsed whole: the event loop would stand still
+COMPARED_BYTES = 64 * 1024  # in one step: fresh memory for a copy of all would cost more than the comparing
 
 Cap = Annotated[int, Meta(ge=0, le=OUTPUT_TOKENS_MAX)]
 Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
@@ -60,19 +61,17 @@ class _Judged(msgspec.Struct):
     logit_bias: msgspec.Raw = msgspec.Raw()
 
 
-class _Bulk(msgspec.Struct):
-    """The fields in which large bodies are large."""
+class _JudgedLarge(_Judged):
+    """And the other fields in which large bodies are large."""
 
     messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
     inputs: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     documents: msgspec.Raw = msgspec.Raw()
 
 
 _decode_judged = msgspec.json.Decoder(_Judged).decode
-_decode_bulk = msgspec.json.Decoder(_Bulk).decode
+_decode_judged_large = msgspec.json.Decoder(_JudgedLarge).decode
 _decode_ids = msgspec.json.Decoder(list[TokenId]).decode
 _decode_id_lists = msgspec.json.Decoder(list[Annotated[list[TokenId], Meta(min_length=1)]]).decode
 _decode_texts = msgspec.json.Decoder(list[str]).decode
@@ -123,13 +122,13 @@ def peek(body: bytes, *, generates: bool = True) -> Peek:
         except UnicodeDecodeError as error:
             raise BadRequest(f"the body is not valid UTF-8 (byte {error.start})") from None
     try:
-        judged = _decode_judged(body)
+        judged = _decode_judged(body) if len(body) <= LARGE_BYTES else _decode_judged_large(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _complaint(body, error) from None
     # One-byte searches come first: they cost a tenth of a longer needle's.
     escaped = BACKSLASH in body and b"\\u" in body
-    if len(body) > LARGE_BYTES:
-        _refuse_duplicates_in_large(body)
+    if isinstance(judged, _JudgedLarge):
+        _refuse_duplicates_in_large(body, judged)
     elif not ascii_only or _has_spare_bytes(body):
         _refuse_duplicates(body, escaped)
     seen = Peek(judged.model or "", judged.stream or False, text_bytes=len(body) - FRAME_BYTES)
@@ -198,13 +197,13 @@ def _may_have_duplicates(body: bytes, escaped: bool) -> bool:
     return False
 
 
-def _refuse_duplicates_in_large(body: bytes) -> None:
+def _refuse_duplicates_in_large(body: bytes, judged: _JudgedLarge) -> None:
     """The same for a large body: its bulk is cut out first, because parsing it would hold everybody up.
 
     Cutting cannot hide a key: a bulky value occurs as such in the body, and only one occurrence is taken out.
     """
-    for value in msgspec.structs.astuple(_decode_bulk(body)):
-        if len(raw := bytes(value)) > LARGE_BYTES // 16:
+    for value in (judged.messages, judged.prompt, judged.input, judged.inputs, judged.tools, judged.documents):
+        if len(raw := memoryview(value)) > LARGE_BYTES // 16:
             body = _without(body, raw)
     if len(body) <= LARGE_BYTES:
         _refuse_duplicates(body, BACKSLASH in body)
@@ -216,11 +215,14 @@ class _Pairs(list[tuple[str, Any]]):
     """An object as the pairs that it was written with."""
 
 
-def _without(body: bytes, value: bytes) -> bytes:
+def _without(body: bytes, value: memoryview) -> bytes:
     """The body with one occurrence of a value cut out. Long needles are found slowly, so its beginning is sought."""
     at = body.find(value[:256])
-    if not body.startswith(value, at):
-        at = body.find(value)
+    for start in range(0, len(value), COMPARED_BYTES):
+        piece = bytes(value[start : start + COMPARED_BYTES])
+        if not body.startswith(piece, at + start):
+            at = body.find(value)
+            break
     return body[:at] + b"0" + body[at + len(value) :]
 
 
