@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from forebay.errors import EngineError
+from forebay.load.child import Child
+
 FOREBAY = [sys.executable, "-c", "from forebay.cli import main; main()"]
 MODES = ["backpressure", "admission", "hybrid"]
 
@@ -84,3 +87,11 @@ def test_absurd_options_are_refused(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--seconds-per-phase" in done.stderr
+
+
+def test_a_child_that_cannot_start_says_why() -> None:
+    with (
+        Child("engine", ["engine", "simulated", "--profile", "no such GPU", "--port", "0"]) as child,
+        pytest.raises(EngineError, match=r"the engine did not start: .*no such GPU"),
+    ):
+        child.wait_listening(20)
