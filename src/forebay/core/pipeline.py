@@ -94,8 +94,9 @@ class Pipeline:
 
     def offer(self, request: Request, now: Instant) -> list[Effect]:
         """Decide a request: refuse it, dispatch it, or queue it."""
-        pool = self._pool(request)
-        budget = self.budget(request.key)
+        by_model, key = self._by_model, request.key
+        pool = by_model.get(request.model) or by_model["*"]
+        budget = self._budgets.get(key) or self.budget(key)
         demand = self.estimator.estimate(request)
         verdict = self._verdict(request, demand, budget, pool, now)
         if isinstance(verdict, Refusal):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -66,6 +67,8 @@ class OpenAIEngine:
             first_byte_s=timeouts.first_byte_s,
             idle_s=timeouts.idle_s,
         )
+        self.send: Callable[[Exchange], None] = self.connections.send
+        """Put a request on the wire; the exchange hears of everything else."""
 
     def head(self, method: bytes, target: bytes) -> bytes:
         """The request line and the headers that do not vary, for a target (path and query)."""
@@ -76,10 +79,6 @@ class OpenAIEngine:
         if method == b"POST" and len(self._heads) < TARGETS_KEPT:
             self._heads[target] = head
         return head
-
-    def send(self, exchange: Exchange) -> None:
-        """Put a request on the wire; the exchange hears of everything else."""
-        self.connections.send(exchange)
 
     def close(self) -> None:
         self.connections.close()

@@ -73,9 +73,9 @@ class DemandEstimator:
 
     def estimate(self, request: Request) -> Demand:
         """Expected tokens in and out, and what to reserve. O(1)."""
-        cap = request.max_output_tokens
+        cap, tokens = request.max_output_tokens, self._input_tokens(request)
         if not request.generates:
-            return Demand(self._input_tokens(request), 0, 0, cap is None)
+            return Demand(tokens, 0, 0, cap is None)
         learned = self._outputs.get((request.key, request.model, request.stream))
         if learned is None or learned.seen < SHRINKAGE:
             expected = reserved = self._config.output_tokens_default if cap is None else cap
@@ -86,7 +86,7 @@ class DemandEstimator:
             mean = int(learned.mean) + 1
             expected, reserved = (mean if mean < cap else cap), cap
         choices = request.choices
-        return Demand(self._input_tokens(request), expected * choices, reserved * choices, cap is None)
+        return Demand(tokens, expected * choices, reserved * choices, cap is None)
 
     def _input_tokens(self, request: Request) -> int:
         text_bytes, counted = request.text_bytes, request.counted_tokens
@@ -103,7 +103,7 @@ class DemandEstimator:
     def learn(self, request: Request, usage: Usage) -> None:
         """Move the learners of this request towards what the engine measured.
 
-        Those that have learned enough look at every fourth answer only: they move as far, and cost a quarter.
+        Those that have learned enough look at every fourth answer only: slower to turn, and a quarter of the cost.
         """
         output = self._outputs.get((request.key, request.model, request.stream))
         if output is not None and output.seen >= SETTLED:

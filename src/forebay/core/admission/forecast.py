@@ -45,7 +45,7 @@ class WaitForecast:
         self.config = config
         self.correction = 1.0
         self._releases: deque[Instant] = deque(maxlen=RELEASES_KEPT)
-        self._service_ns = 0.0  # running mean of lease durations
+        self.service_ns = 0  # running mean of lease durations; 0 before the first one ended
         self._observed_at: Instant = 0
         self._faded_at: Instant = 0
 
@@ -53,12 +53,8 @@ class WaitForecast:
         """A lease ended: a slot is free."""
         self._releases.append(now)
         held = now - opened
-        self._service_ns = held if not self._service_ns else self._service_ns + 0.05 * (held - self._service_ns)
-
-    @property
-    def service_ns(self) -> int:
-        """Mean time that a lease is held; 0 before the first one ended."""
-        return int(self._service_ns)
+        mean = self.service_ns
+        self.service_ns = mean + (held - mean) // 20 if mean else held
 
     def drain_rate(self, in_flight: int, now: Instant) -> float:
         """Slot releases per second; 0.0 when nothing is known."""
@@ -71,8 +67,8 @@ class WaitForecast:
         counted = len(releases) * SECOND / window
         if len(releases) >= self.config.releases_min and (releases[0] - since) * 4 <= window:
             return counted
-        if self._service_ns and in_flight:
-            return in_flight * SECOND / self._service_ns
+        if self.service_ns and in_flight:
+            return in_flight * SECOND / self.service_ns
         return counted if len(releases) >= self.config.releases_min else 0.0
 
     def budget_ns(self, rate: float) -> int:

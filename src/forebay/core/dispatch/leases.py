@@ -36,7 +36,8 @@ class Engine:
             batch.open += 1
         self.in_flight += 1
         self.tokens += lease.tokens
-        self.health.dispatched()
+        if self.health.ejected_until:
+            self.health.dispatched()
         return lease
 
     def close(self, lease: Lease, now: Instant) -> None:

@@ -81,9 +81,10 @@ class KeyBudget:
         self.open += 1
         if self._requests is not None:
             self._requests.charge(1, now)
-        if self._tokens:
+        tokens = self._tokens
+        if tokens:
             price = self._price(demand)
-            for bucket in self._tokens:
+            for bucket in tokens:
                 bucket.charge(price, now)
 
     def settle(self, demand: Demand, used_tokens: int, now: Instant) -> None:
