@@ -365,6 +365,20 @@ def test_g12_slow_readers_fill_no_memory(backend: FakeBackend, start_gateway: St
     gateway.settles()
 
 
+def test_g12_pressure_ends_with_its_answer(fresh_backend: FakeBackend, shared_gateway: GatewayProcess) -> None:
+    """A reader that is slow at the very end must not leave its pause to the next request on the same connection."""
+    for size in range(100_000, 6_000_000, 300_000):
+        body = scripts.completion("x" * size)
+        fresh_backend.plan.append(scripts.steps(scripts.answer(200, body)))
+        with RawClient(shared_gateway.port, receive_buffer=16 * 1024) as client:
+            client.request(chat())
+            assert client.read_head().status == 200
+            wait_until(time.monotonic() + 0.02)
+            assert json.loads(client.read_rest()) == body
+        assert ask(shared_gateway.port, within=2.0).status == 200
+    shared_gateway.settles()
+
+
 def test_g13_five_megabyte_event_passes(fresh_backend: FakeBackend, shared_gateway: GatewayProcess) -> None:
     events = [scripts.delta("x" * 5_000_000), scripts.delta("after")]
     fresh_backend.script = scripts.streams(events)

@@ -65,6 +65,10 @@ class Exchange(Protocol):
         """A final response head (never 1xx), and the length that it declares for its body."""
         ...
 
+    def whole(self, head: ResponseHead, body: bytes) -> None:
+        """A whole response at once, with a head that was read before. The connection is no longer ours."""
+        ...
+
     def body(self, pieces: list[bytes], done: bool) -> None:
         """Body bytes, framing taken off. With `done` the response ended and the connection is no longer ours."""
         ...
@@ -150,7 +154,8 @@ class Upstream(asyncio.Protocol):
 
     def pause(self) -> None:
         """Stop reading: the client is slow."""
-        if self.transport is not None and not self._read_paused:
+        # Writing the last bytes of an answer may ask for a pause; by then the connection is the next request's.
+        if self.transport is not None and self.exchange is not None and not self._read_paused:
             self._read_paused = True
             self.transport.pause_reading()
             self._run(None)  # silence is now our own doing
@@ -214,10 +219,13 @@ class Upstream(asyncio.Protocol):
         head = self._pool.heads.get(data[:at] + data[after:end])
         if head is None or not digits.isdigit() or int(digits) != len(data) - end - 4:
             return False
-        self._done = self._keep = True
-        self._ended()
-        exchange.head(head, len(data) - end - 4)
-        exchange.body([data[end + 4 :]], True)
+        self._done = True
+        self._forget()
+        if self._read_paused:
+            self.abort()
+        else:
+            self._pool.spare.append(self)
+        exchange.whole(head, data[end + 4 :])
         return True
 
     def _remember(self, data: bytes) -> None:
@@ -372,13 +380,13 @@ class ConnectionPool:
         self._tls = tls
         self._connect_s = connect_s
         self.heads: dict[bytes, ResponseHead] = {}  # by their bytes, the digits of the length left out
-        self._spare: list[Upstream] = []
+        self.spare: list[Upstream] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def send(self, exchange: Exchange) -> None:
         """Send on the connection that was used last, or on a new one."""
-        spare = self._spare
+        spare = self.spare
         while spare:
             connection = spare.pop()
             if connection.transport is not None and not connection.transport.is_closing():
@@ -413,17 +421,17 @@ class ConnectionPool:
             if connection.transport is not None:
                 connection.transport.close()
             return
-        self._spare.append(connection)
+        self.spare.append(connection)
 
     def lost(self, connection: Upstream) -> None:
         """A connection closed."""
         connection.transport = None
-        if connection.exchange is None and connection in self._spare:
-            self._spare.remove(connection)
+        if connection.exchange is None and connection in self.spare:
+            self.spare.remove(connection)
 
     def drop_idle(self) -> None:
         """Close every idle connection: the engine behind them may have been replaced."""
-        spare, self._spare = self._spare, []
+        spare, self.spare = self.spare, []
         for connection in spare:
             if connection.transport is not None:
                 connection.transport.close()

@@ -196,6 +196,14 @@ class RawClient:
             ended = end.how
         return Answer(head, b"".join(piece for _, piece in pieces), pieces, ended, self.interim)
 
+    def read_rest(self, within: float = 5.0) -> bytes:
+        """The rest of the body."""
+        deadline = time.monotonic() + within
+        pieces = []
+        while (piece := self.read_piece(deadline - time.monotonic())) is not None:
+            pieces.append(piece)
+        return b"".join(pieces)
+
     def read_event(self, within: float = 5.0) -> bytes | None:
         """The next server-sent event with its blank line, as received; None at the end of the body."""
         deadline = time.monotonic() + within
