@@ -29,11 +29,12 @@ class KeyLimits:
 class KeyBudget:
     """The state of one key: a bucket per limit and the count of its open requests."""
 
-    __slots__ = ("_burst", "_requests", "_tokens", "concurrency", "limited", "open")
+    __slots__ = ("_burst", "_requests", "_tokens", "concurrency", "limited", "open", "refusing")
 
     def __init__(self, limits: KeyLimits) -> None:
         self.concurrency = limits.concurrency
         self.open = 0
+        self.refusing = False  # did the last check refuse?
         rpm, tpm, tps = limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_second
         self._requests = None if rpm is None else Bucket(rpm, MINUTE)
         self._tokens: list[Bucket] = []
@@ -46,6 +47,11 @@ class KeyBudget:
 
     def check(self, demand: Demand, service_ns: int, now: Instant) -> Refusal | None:
         """The first limit that refuses, or None. Nothing is charged. `service_ns`: how long a request usually takes."""
+        refusal = self._first_refusal(demand, service_ns, now)
+        self.refusing = refusal is not None
+        return refusal
+
+    def _first_refusal(self, demand: Demand, service_ns: int, now: Instant) -> Refusal | None:
         if self.concurrency is not None and self.open >= self.concurrency:
             # One of the open ones ends after its share of the usual time.
             retry = max(SECOND, service_ns // self.open) if self.concurrency else None

@@ -216,9 +216,13 @@ class Inbound:
             and self.nominated in {None, b"keep-alive"}
         )
 
+    def keeps_plainly(self) -> bool:
+        """Does the answer need no word about its connection, and have a body?"""
+        return self.keep_alive and not self.version_1_0 and not self.site.draining and self.method != b"HEAD"
+
     def pattern(self) -> Inbound:
         """A copy of what the head says, to `follow`."""
-        made = Inbound.__new__(Inbound)
+        made = Inbound.__new__(Inbound)  # of no connection
         made.follow(self, b"", 0)
         made.forward = [b"".join(self.forward)]
         return made
@@ -310,12 +314,13 @@ class Inbound:
             self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _screen(self, route: Route) -> None:
+        """Ask for a verdict with the least that the body can cost: only what no body could mend is refused here."""
         pipeline = self.site.gateway.pipeline
         # The model stands in the body: with several pools and no catch-all, the verdict has to wait for it.
         model = pipeline.pools[0].config.models[0] if len(pipeline.pools) == 1 else ""
         if pipeline.pool_for(model) is not None:
-            size = self.content_length or 0
-            request = self._request(route, Peek(text_bytes=size if route.json else 0), size, model)
+            least = Peek(max_output_tokens=0, counted_tokens=1)
+            request = self._request(route, least, self.content_length or 0, model)
             self.refusal = self.site.gateway.screen(request)
 
     def start(self) -> None:
@@ -326,6 +331,13 @@ class Inbound:
         if not route.gated:
             self._pass_on(route)
             return
+        pipeline, key = self.site.gateway.pipeline, self.key
+        assert key is not None
+        if pipeline.queued or pipeline.budget(key.id).refusing:
+            self._screen(route)  # in times of refusals, refuse before the body is looked at
+            if self.refusal is not None:
+                self.answer()
+                return
         body = self.body()
         try:
             seen = peek(body, generates=route.generates) if route.json else _opaque(body)

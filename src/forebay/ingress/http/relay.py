@@ -59,7 +59,7 @@ STATUS_LINES = {
 class HeadDigest:
     """What a relay needs to know of a response head, made once for all responses that begin with it."""
 
-    __slots__ = ("cache_control", "compressed", "lines", "retry_after", "sse")
+    __slots__ = ("cache_control", "compressed", "lines", "plain", "retry_after", "sse")
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self.sse = False
@@ -87,6 +87,7 @@ class HeadDigest:
             lines = [line for line in lines if not line.startswith(nominated)]
         self.cache_control = any(line.startswith(b"cache-control:") for line in lines)
         self.lines = b"".join(lines)
+        self.plain = not self.sse and not self.compressed and self.retry_after is None
 
 
 class Relay:
@@ -170,6 +171,39 @@ class Relay:
             self._length = length
         if digest.sse:
             self._begin_stream(head.status)
+
+    def whole(self, head: ResponseHead, body: bytes) -> None:
+        """The common answer, a document in one piece: one write, and nothing is kept of it."""
+        digest: HeadDigest | None = head.digest
+        inbound, lease = self.inbound, self.lease
+        if digest is None or not digest.plain or lease is None or not inbound.keeps_plainly():
+            self.head(head, len(body))
+            self.body([body], True)
+            return
+        if self.gone:
+            return
+        self.gone = True
+        self.connection = inbound.relay = inbound.ticket = None
+        ticket, connection = lease.ticket, inbound.connection
+        wait_us = (ticket.dispatched - ticket.arrived) // 1000
+        connection.write(
+            b"HTTP/1.1 200 OK\r\nx-request-id: %b\r\n%bcontent-length: %d\r\n"
+            b"server-timing: queue;dur=%d.%03d\r\n%b\r\n%b"
+            % (
+                inbound.request_id,
+                digest.lines,
+                len(body),
+                wait_us // 1000,
+                wait_us % 1000,
+                inbound.rate_limit_headers(),
+                body,
+            )
+        )
+        connection.ended(inbound, True)
+        usage, _ = document_usage(body, ticket.demand.input_tokens)
+        if usage is None:
+            self._status, self._document = 200, body
+        inbound.site.gateway.report(self._verdict(lease) if usage is None else Finished(lease, usage))
 
     def _begin_stream(self, status: int) -> None:
         inbound = self.inbound

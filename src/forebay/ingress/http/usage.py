@@ -17,6 +17,7 @@ from forebay.core.model import Usage
 
 TAIL = 4096
 DONE = b"data: [DONE]"
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 DONE_EVENTS = (DONE + b"\n\n", DONE + b"\r\n\r\n")
 
 
@@ -88,12 +89,12 @@ class StreamReader:
         self.finished = False  # the stream's terminator went by
         self.pending = 0  # bytes of an event that is not whole yet; held back when usage events are taken out
         self._tail = b""
-        self._carry = b""
+        self._carry: list[bytes] = []  # pieces of the event that is not whole yet
 
     @property
     def inside_event(self) -> bool:
         """Did the stream stop in the middle of an event?"""
-        return bool(self._tail) and not self._tail.endswith((b"\n\n", b"\r\n\r\n"))
+        return bool(self._tail) and not self._tail.endswith(EVENT_ENDS)
 
     def pass_through(self, data: bytes, done: bool) -> bytes:
         """Look at the next bytes; returns those that the client gets now."""
@@ -105,7 +106,7 @@ class StreamReader:
             self.events -= 1
         if self.strip:
             return self._without_usage_event(data, done or self.finished)
-        if data.endswith(b"\n\n"):
+        if tail.endswith(EVENT_ENDS):
             self.pending = 0
         else:
             cut = _end_of_last_event(data)
@@ -117,13 +118,20 @@ class StreamReader:
         return at == 0 or self._tail[at - 1 : at] == b"\n"
 
     def _without_usage_event(self, data: bytes, last: bool) -> bytes:
+        rest = b""
+        if not last and not self._tail.endswith(EVENT_ENDS):
+            # Pieces are joined once, when their event is whole: a large event must not be copied for each of them.
+            seam = self._carry[-1][-3:] if self._carry else b""
+            cut = max(0, _end_of_last_event(seam + data) - len(seam))
+            data, rest = data[:cut], data[cut:]
+            if not cut:
+                self._carry.append(rest)
+                self.pending += len(rest)
+                return b""
         if self._carry:
-            data = self._carry + data
-            self._carry = b""
-        if not last and not data.endswith(b"\n\n"):
-            cut = _end_of_last_event(data)
-            self._carry, data = data[cut:], data[:cut]
-        self.pending = len(self._carry)
+            data = b"".join((*self._carry, data))
+        self._carry = [rest] if rest else []
+        self.pending = len(rest)
         if b'"usage"' not in data:
             return data
         kept = []
