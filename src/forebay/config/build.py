@@ -107,7 +107,10 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
             tokens_limit=queue.tokens_limit,
             bytes_limit=queue.bytes_limit,
         ),
-        forecast=ForecastConfig(wait_budget_ns=int(wait_budget_ms(config) * MILLISECOND)),
+        forecast=ForecastConfig(
+            wait_budget_ns=int(wait_budget_ms(config) * MILLISECOND),
+            budget_ceiling_ns=int(config.slo.ttft_ms * MILLISECOND),
+        ),
         retry=RetryConfig(probe_interval_ns=int(engine.probe.interval_s * SECOND)),
         batching=_batching(engine.batching or config.batching),
         limit=FixedConfig(limit=concurrency.limit, tokens=_bound(concurrency.tokens)),

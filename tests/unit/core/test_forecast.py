@@ -6,7 +6,7 @@ from math import exp, sqrt
 
 import pytest
 
-from forebay.core.admission.forecast import ForecastConfig, WaitForecast
+from forebay.core.admission.forecast import CORRECTION_LEAST, CORRECTION_MOST, ForecastConfig, WaitForecast
 from forebay.core.instant import MILLISECOND, SECOND
 
 CONFIG = ForecastConfig()
@@ -89,10 +89,10 @@ def test_tracker_moves_by_the_pinball_step_and_stays_in_its_bounds(forecast: Wai
     assert forecast.correction == pytest.approx(exp(0.02 * 0.98))
     for _ in range(1_000):
         forecast.observe(True, 3)
-    assert forecast.correction == 20.0
+    assert forecast.correction == CORRECTION_MOST
     for _ in range(100_000):
         forecast.observe(False, 4)
-    assert forecast.correction == 0.2
+    assert forecast.correction == CORRECTION_LEAST
 
 
 def test_tracker_rests_where_one_in_a_hundred_is_late(forecast: WaitForecast) -> None:
@@ -104,7 +104,7 @@ def test_tracker_rests_where_one_in_a_hundred_is_late(forecast: WaitForecast) ->
 
 
 @pytest.mark.parametrize("asked_every_ns", [100 * MILLISECOND, 5 * SECOND, 60 * SECOND])
-@pytest.mark.parametrize("pinned", [20.0, 0.2])
+@pytest.mark.parametrize("pinned", [CORRECTION_MOST, CORRECTION_LEAST])
 def test_correction_fades_while_nobody_queues(forecast: WaitForecast, pinned: float, asked_every_ns: int) -> None:
     """A tracker pinned by a stall admits nobody to the queue, so it must not wait for an observation to fade."""
     forecast.observe(True, 0)
@@ -115,9 +115,18 @@ def test_correction_fades_while_nobody_queues(forecast: WaitForecast, pinned: fl
 
 
 def test_observations_hold_off_the_fading(forecast: WaitForecast) -> None:
-    forecast.correction = 10.0
+    forecast.correction = 3.0
     for number in range(1_000):
         now = number * 100 * MILLISECOND
         forecast.decay(now)
         forecast.observe(number % 100 == 0, now)
-    assert forecast.correction == pytest.approx(10.0, rel=0.05)
+    assert forecast.correction == pytest.approx(3.0, rel=0.05)
+
+
+def test_budget_leaves_room_for_one_waiter_however_late_slots_come(forecast: WaitForecast) -> None:
+    """At the highest correction the next in line is still admitted, or the queue could never learn better."""
+    rate = 8.0
+    for correction in (1.0, 2.0, CORRECTION_MOST):
+        forecast.correction = correction
+        if correction * 3 / rate <= 1.0:  # below the ceiling
+            assert forecast.predict_ns(1, rate) <= forecast.budget_ns(rate)

@@ -21,6 +21,7 @@ from math import exp, sqrt
 from forebay.core.instant import MILLISECOND, SECOND, Instant
 
 RELEASES_KEPT = 4096
+CORRECTION_LEAST, CORRECTION_MOST = 0.2, 5.0  # one stall must not shut the queue for minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ class WaitForecast:
         budget = self.config.wait_budget_ns
         if rate <= 0.0:
             return budget
-        floor = int(self.config.budget_floor_slots * SECOND / rate)
+        # A correction above 1 says that slots come late here: a few of them take so much longer.
+        floor = int(self.config.budget_floor_slots * max(1.0, self.correction) * SECOND / rate)
         return max(budget, min(floor, self.config.budget_ceiling_ns))
 
     def predict_ns(self, position: int, rate: float) -> int:
@@ -90,7 +92,7 @@ class WaitForecast:
         self.decay(now)
         self._observed_at = now
         error = (1.0 if late else 0.0) - self.config.late_share
-        self.correction = min(20.0, max(0.2, self.correction * exp(self.config.step * error)))
+        self.correction = min(CORRECTION_MOST, max(CORRECTION_LEAST, self.correction * exp(self.config.step * error)))
 
     def decay(self, now: Instant) -> None:
         """Fade towards 1 while there is nothing to observe. Cheap enough to ask at every verdict."""
