@@ -390,11 +390,11 @@ def test_g13_five_megabyte_event_passes(fresh_backend: FakeBackend, shared_gatew
 def test_g13_endless_event_is_bounded(backend: FakeBackend, start_gateway: StartGateway, asked: dict[str, Any]) -> None:
     gateway = start_gateway(config_for(backend))
     assert ask(gateway.port, chat(stream=True)).status == 200
-    before = gateway.rss_bytes()
+    before, cpu_before = gateway.rss_bytes(), gateway.cpu_s()
     piece = chunk(b"x" * 1_000_000)
 
     async def endless(call: Call) -> None:
-        await call.send(scripts.sse_head() + chunk(b"data: "))
+        await call.send(scripts.sse_head() + chunk(scripts.delta() + b"data: "))
         for _ in range(100):
             await call.send(piece)
         await call.send(chunk(b"\n\n" + DONE) + LAST_CHUNK)
@@ -413,6 +413,7 @@ def test_g13_endless_event_is_bounded(backend: FakeBackend, start_gateway: Start
     assert b'"error"' in tail
     assert DONE.strip() not in tail
     assert peak - before < 64_000_000
+    assert gateway.cpu_s() - cpu_before < 1.5, "a large event is not copied for each of its pieces"
     gateway.settles()
     assert gateway.outcome("failed") == 1
 

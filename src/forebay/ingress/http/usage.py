@@ -121,7 +121,7 @@ class StreamReader:
         rest = b""
         if not last and not self._tail.endswith(EVENT_ENDS):
             # Pieces are joined once, when their event is whole: a large event must not be copied for each of them.
-            seam = self._carry[-1][-3:] if self._carry else b""
+            seam = b"".join([piece[-3:] for piece in self._carry[-3:]])[-3:]
             cut = max(0, _end_of_last_event(seam + data) - len(seam))
             data, rest = data[:cut], data[cut:]
             if not cut:
