@@ -289,21 +289,25 @@ def p99(values: list[float]) -> float:
 
 
 def test_c08_refusing_is_cheap(backend: FakeBackend, start_gateway: StartGateway) -> None:
-    """Scaled to what the test's own side can send: 150 refusals a second of 200 KB each, for four seconds."""
+    """Scaled to what the test's own side can send: 150 refusals a second of 200 KB each, for up to six seconds."""
     gateway = start_gateway(config_for(backend, slots=1, mode="admission"))
-    backend.script = scripts.streams(scripts.deltas(300), every=0.02)
+    backend.script = scripts.streams(scripts.deltas(1000), every=0.02)
     refused_body = chat(padding="x" * 200_000)
     arrivals: list[float] = []
+    over = threading.Event()
 
     def read_stream() -> None:
         with RawClient(gateway.port) as client:
             client.request(chat(stream=True))
             assert client.read_head().status == 200
-            arrivals.extend(time.monotonic() for _ in client.events())
+            while not over.is_set():
+                client.read_event()
+                arrivals.append(time.monotonic())
 
     def refusals(worker: int) -> list[float]:
+        start = time.monotonic()
         took = []
-        for i in range(100):
+        for i in range(50):
             wait_until(start + worker / 150 + i * 0.04)
             began = time.monotonic()
             answer = ask(gateway.port, refused_body)
@@ -311,22 +315,29 @@ def test_c08_refusing_is_cheap(backend: FakeBackend, start_gateway: StartGateway
             assert (answer.status, answer.reason) == (503, "queue_full")
         return took
 
+    def gaps(since: float, until: float) -> list[float]:
+        return [b - a for a, b in pairwise(arrivals) if since <= a < until]
+
+    def cheap() -> bool:
+        start, cpu_before = time.monotonic(), gateway.cpu_s()
+        took = [each for worker in in_parallel(refusals, range(6)) for each in worker]
+        end, cpu = time.monotonic(), gateway.cpu_s() - cpu_before
+        figures.append((p99(took), p99(gaps(start, end)), cpu / (end - start)))
+        latency, gap, share = figures[-1]
+        return latency < 0.1 and gap < 2 * max(quiet, 0.025) and share < 0.5
+
     reader = threading.Thread(target=read_stream)
     reader.start()
-    eventually(lambda: len(arrivals) > 50)  # a second of quiet
-    start = time.monotonic()
-    cpu_before = gateway.cpu_s()
-    took = [each for worker in in_parallel(refusals, range(6)) for each in worker]
-    wall, cpu = time.monotonic() - start, gateway.cpu_s() - cpu_before
-    ended = time.monotonic()
-    reader.join()
-    gaps = [(b, b - a) for a, b in pairwise(arrivals)]
-    quiet = [gap for at, gap in gaps if at < start]
-    loaded = [gap for at, gap in gaps if start <= at < ended]
+    try:
+        eventually(lambda: len(arrivals) > 50)  # a second of quiet
+        quiet = p99(gaps(0, time.monotonic()))
+        figures: list[tuple[float, float, float]] = []
+        # Other work on the machine may spoil a window; a gateway that refuses dearly spoils all three.
+        assert any(cheap() for _ in range(3)), f"refusal p99, stream gap p99, CPU share: {figures}; quiet {quiet}"
+    finally:
+        over.set()
+        reader.join()
     assert len(backend.calls) == 1, "a refused request never reaches the backend"
-    assert p99(took) < 0.1
-    assert p99(loaded) < 2 * max(p99(quiet), 0.025)
-    assert cpu < 0.5 * wall
 
 
 COUNTERS = {"forebay_requests_total", "forebay_rejected_total"}  # decided by the pipeline, and before it
