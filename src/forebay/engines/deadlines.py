@@ -19,7 +19,8 @@ class Watched(Protocol):
 
 W = TypeVar("W", bound=Watched)
 
-GRAIN_S = 0.02  # checks are at least this far apart
+GRAIN_SHARE = 1 / 50  # of the time-out: checks look at everything watched, so they are at least this far apart
+GRAIN_LEAST_S = 0.02
 
 
 class Deadlines(Generic[W]):
@@ -59,7 +60,8 @@ class Deadlines(Generic[W]):
                 del self._watched[watched]
                 self._expired(watched)
         if soonest is not None and self._timer is None:
-            self._timer = self._loop.call_at(max(soonest, now + GRAIN_S), self._check)
+            grain = max(GRAIN_LEAST_S, self.seconds * GRAIN_SHARE)
+            self._timer = self._loop.call_at(max(soonest, now + grain), self._check)
 
     def stop(self) -> None:
         """Forget all."""
