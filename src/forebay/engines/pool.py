@@ -20,8 +20,9 @@ from forebay.engines.deadlines import Deadlines
 
 HEAD_MAX = 64 * 1024
 HEADS_KEPT = 128
-CONTENT_LENGTH = b"content-length: "  # as uvicorn, hyper and our own engines spell it
+CONTENT_LENGTH = b"\r\ncontent-length: "  # as uvicorn, hyper and our own engines spell it
 FINISH_GRACE_S = 1.0
+STALE_S = 1.0  # a reused connection that closes later than this was not stale: the engine worked, and died of it
 
 
 class Breakage(Enum):
@@ -172,6 +173,7 @@ class Upstream(asyncio.Protocol):
         exchange = self.exchange
         silent = self.silent
         self.abort()
+        self._pool.drop_idle()  # the path to the engine may be dead, and the idle ones with it
         if exchange is not None:
             exchange.broke(Breakage.TIMEOUT, "no answer began in time" if silent else "the answer stopped")
 
@@ -190,7 +192,7 @@ class Upstream(asyncio.Protocol):
             return
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._done:
                 self._break(Breakage.GARBLED, str(error))
                 return
@@ -274,12 +276,11 @@ class Upstream(asyncio.Protocol):
         if exchange is None:
             self._forget()
             return
-        if not self.silent and self._head_seen and not self._done:
-            if self._until_close():
-                return
-        silent, reused = self.silent, self.reused
+        if not self.silent and self._head_seen and not self._done and self._until_close():
+            return
+        stale = self.silent and self.reused and self._pool.loop.time() - self.alive_at < STALE_S
         self._forget()
-        if silent and reused:
+        if stale:
             self._pool.retry(exchange)
         else:
             exchange.broke(Breakage.BROKEN, str(exc) if exc else "the connection closed before the answer was whole")
@@ -393,15 +394,18 @@ class ConnectionPool:
                 connection.reused = True
                 connection.send(exchange)
                 return
-        self.retry(exchange)
+        self._open(exchange, Breakage.UNDELIVERED)
 
     def retry(self, exchange: Exchange) -> None:
-        """Send on a fresh connection."""
-        task = self.loop.create_task(self._connect(exchange))
+        """Send on a fresh connection what went to a stale one. The engine may have seen it: no other engine may."""
+        self._open(exchange, Breakage.BROKEN)
+
+    def _open(self, exchange: Exchange, unreachable: Breakage) -> None:
+        task = self.loop.create_task(self._connect(exchange, unreachable))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, exchange: Exchange) -> None:
+    async def _connect(self, exchange: Exchange, unreachable: Breakage) -> None:
         try:
             async with asyncio.timeout(self._connect_s):
                 _, connection = await self.loop.create_connection(
@@ -409,7 +413,7 @@ class ConnectionPool:
                 )
         except (OSError, TimeoutError) as error:
             detail = str(error) or "no connection in time"
-            exchange.broke(Breakage.UNDELIVERED, f"cannot connect to {self._host}:{self._port}: {detail}")
+            exchange.broke(unreachable, f"cannot connect to {self._host}:{self._port}: {detail}")
             return
         if exchange.gone:
             self.put_back(connection)
