@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import signal
 import sys
+from collections.abc import Callable
 
 from forebay.errors import EngineError
 
@@ -24,7 +27,8 @@ class LocalEngine:
     async def start(self) -> str:
         """Start it; returns its URL once it listens. It may still be loading its model."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "forebay", "engine", self.kind, "--port", "0", stdout=asyncio.subprocess.PIPE
+            sys.executable, "-m", "forebay", "engine", self.kind, "--port", "0",
+            stdout=asyncio.subprocess.PIPE, preexec_fn=_dies_with_us(),
         )  # fmt: skip
         self._process = process
         assert process.stdout is not None
@@ -59,3 +63,11 @@ class LocalEngine:
             await process.wait()
         if self._reader is not None:
             self._reader.cancel()
+
+
+def _dies_with_us() -> Callable[[], object] | None:
+    """Asks the kernel to end the child when this process is killed and cannot; None where it cannot be asked."""
+    if sys.platform != "linux":
+        return None
+    prctl, set_parent_death_signal = ctypes.CDLL(None).prctl, 1  # looked up before the fork: only a call is left then
+    return lambda: prctl(set_parent_death_signal, int(signal.SIGTERM))
