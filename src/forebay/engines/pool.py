@@ -83,6 +83,7 @@ class Upstream(asyncio.Protocol):
     """One connection to an engine."""
 
     __slots__ = (
+        "_bulky",
         "_done",
         "_head",
         "_head_bytes",
@@ -119,6 +120,7 @@ class Upstream(asyncio.Protocol):
         self._status = 0
         self._done = False
         self._keep = False
+        self._bulky = False  # the request was too large for one write
         self._read_paused = False
 
     # ---- used by the pool and the exchange ---------------------------------------------------------------
@@ -140,6 +142,7 @@ class Upstream(asyncio.Protocol):
         if len(payload) == 1:
             transport.write(payload[0])
         else:
+            self._bulky = True
             transport.writelines(payload)
 
     def abort(self) -> None:
@@ -223,7 +226,7 @@ class Upstream(asyncio.Protocol):
             return False
         self._done = True
         self._forget()
-        if self._read_paused:
+        if self._read_paused or (self._bulky and self._unsent()):
             self.abort()
         else:
             self._pool.spare.append(self)
@@ -262,10 +265,17 @@ class Upstream(asyncio.Protocol):
     def _ended(self) -> None:
         """A response is complete: the connection is free, or closed."""
         self._forget()
-        if self._keep and not self._read_paused:
+        if self._bulky and self._unsent():
+            self.abort()
+        elif self._keep and not self._read_paused:
             self._pool.put_back(self)
         elif self.transport is not None:
             self.transport.close()
+
+    def _unsent(self) -> bool:
+        """Was the request answered before it was written whole? The engine may never read the rest."""
+        self._bulky = False
+        return self.transport is not None and self.transport.get_write_buffer_size() > 0
 
     def eof_received(self) -> bool:
         return False
