@@ -65,16 +65,13 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 NOTHING_USED = Usage(0, 0)
 
 
-class Request(msgspec.Struct, eq=False, kw_only=True):
+class Request(msgspec.Struct, eq=False):
     """What an adapter offers to the pipeline. Sizes are bytes, counts are tokens, times are instants."""
 
     key: str
     model: str = ""
     route: str = "chat"
     owner: Any = None  # the adapter's own handle; the core never looks inside
-    flow: str = ""  # unit of fairness; empty means the key
-    priority: int = 0  # higher goes first
-    priority_class: str = "default"
     body_bytes: int = 0
     text_bytes: int = 0  # bytes that are text: base64 payloads and JSON frame taken out
     byte_class: ByteClass = ByteClass.ASCII
@@ -83,8 +80,11 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     choices: int = 1
     generates: bool = True  # False for embeddings, rerank and the like: no output tokens
     stream: bool = False
+    priority: int = 0  # higher goes first
+    priority_class: str = "default"
     mode: Mode | None = None  # None: the pool's own
     deadline: Instant | None = None  # when the caller's patience ends
+    flow: str = ""  # unit of fairness; empty means the key
 
 
 class TicketState(IntEnum):

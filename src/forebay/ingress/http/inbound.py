@@ -369,25 +369,25 @@ class Inbound:
         key = self.key
         assert key is not None
         deadline = self._deadline_ms
-        priority = key.priority if self._priority is None else min(self._priority, key.priority)
+        # By position: this is made for every request.
         return Request(
-            key=key.id,
-            model=model,
-            route=route.name,
-            owner=self,
-            flow=key.id + "/" + self._flow if self._flow else "",
-            priority=priority,
-            priority_class=key.priority_class,
-            body_bytes=size,
-            text_bytes=seen.text_bytes,
-            byte_class=seen.byte_class,
-            counted_tokens=seen.counted_tokens,
-            max_output_tokens=seen.max_output_tokens,
-            choices=seen.completions * seen.prompts,
-            generates=route.generates,
-            stream=seen.stream,
-            mode=key.mode or route.mode,
-            deadline=None if deadline is None else self.site.clock() + deadline * MILLISECOND,
+            key.id,
+            model,
+            route.name,
+            self,
+            size,
+            seen.text_bytes,
+            seen.byte_class,
+            seen.counted_tokens,
+            seen.max_output_tokens,
+            seen.completions * seen.prompts,
+            route.generates,
+            seen.stream,
+            key.priority if self._priority is None else min(self._priority, key.priority),
+            key.priority_class,
+            key.mode or route.mode,
+            None if deadline is None else self.site.clock() + deadline * MILLISECOND,
+            key.id + "/" + self._flow if self._flow else "",
         )
 
     def _pass_on(self, route: Route) -> None:
@@ -542,10 +542,7 @@ class Inbound:
     def rate_limit_headers(self) -> bytes:
         """x-ratelimit-* of the key, when it has limits."""
         key = self.key
-        if key is None:
-            return b""
-        budget = self.site.gateway.pipeline.budget(key.id)
-        if not budget.limited:
+        if key is None or not (budget := self.site.gateway.pipeline.budget(key.id)).limited:
             return b""
         lines = b""
         for name, limit, remaining, reset_ns in budget.headers(self.site.clock()):
