@@ -37,6 +37,8 @@ class Answer(msgspec.Struct, frozen=True):
     shared: bool = False  # its status may be mapped
 
 
+RETRY_AFTER_OBEYED_S = 60  # the longest time that every official SDK waits for
+
 _OVERLOADED = "overloaded_error"
 _UNAVAILABLE = "service_unavailable_error"
 _COME_BACK = "retry after the time given in retry-after"
@@ -113,12 +115,17 @@ def error_body(dialect: Dialect, *, message: str, type: str, code: str | None, p
 
 
 def retry_headers(retry_after_ns: int | None) -> bytes:
-    """retry-after in whole seconds, rounded up (never earlier than the load allows), and in milliseconds."""
+    """retry-after in whole seconds, rounded up (never earlier than the load allows), and in milliseconds.
+
+    A time beyond what SDKs wait for is told all the same, with the word not to retry by themselves: they would come
+    back early, in vain.
+    """
     if retry_after_ns is None:
         return b"x-should-retry: false\r\n"
     seconds = max(1, -(-retry_after_ns // SECOND))
     millis = max(1, -(-retry_after_ns // MILLISECOND))
-    return b"retry-after: %d\r\nretry-after-ms: %d\r\nx-should-retry: true\r\n" % (seconds, millis)
+    obeyed = b"true" if seconds <= RETRY_AFTER_OBEYED_S else b"false"
+    return b"retry-after: %d\r\nretry-after-ms: %d\r\nx-should-retry: %b\r\n" % (seconds, millis, obeyed)
 
 
 def go_duration(duration_ns: int) -> bytes:
