@@ -77,14 +77,19 @@ class Routes:
             return route
         if path.startswith(b"/v2/"):
             return _kserve(path.split(b"/")[2:])
-        if path.startswith(b"/v1/models/") and b"%" not in path and path.count(b"/") == 3 and len(path) > 11:
-            return _MODEL_META
+        if path.startswith(b"/v1/models/"):
+            return _MODEL_META if _plain(path[11:]) else None
         return None
+
+
+def _plain(part: bytes) -> bool:
+    """Is this a part of a path that nobody reads as anything else?"""
+    return part not in {b"", b".", b".."} and b"/" not in part and b"%" not in part
 
 
 def _kserve(parts: list[bytes]) -> Route | None:
     """/v2/health/{live,ready}, /v2/models/M[/versions/V][/ready | /infer]."""
-    if any(not part or b"%" in part or part in {b".", b".."} for part in parts):
+    if not all(map(_plain, parts)):
         return None
     if parts[0] == b"health" and len(parts) == 2 and parts[1] in {b"live", b"ready"}:
         return _META

@@ -56,7 +56,7 @@ def document_usage(body: bytes, estimated_input: int, *, cut: bool = False) -> t
         return last_usage(body, estimated_input) or Usage(estimated_input, 0, exact=False), False
     try:
         answer = _decode_answer(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None, False
     return _to_usage(answer.usage, estimated_input), bytes(answer.error) not in {b"", b"null"}
 
@@ -210,7 +210,7 @@ def first_event_error(data: bytes) -> tuple[int, bytes] | None:
     if memoryview(event.choices):
         return None
     code = event.error.code
-    if isinstance(code, str) and code.isdigit():
+    if isinstance(code, str) and len(code) == 3 and code.isdecimal():
         code = int(code)
     status = code if isinstance(code, int) and 400 <= code <= 599 else 502
     return status, body
