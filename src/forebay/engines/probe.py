@@ -3,6 +3,9 @@
 One probe at a time per engine, on a connection of its own, closed when it ends, so that probes of an engine that hangs
 never pile up. `/health` is asked first (vLLM, SGLang, llama.cpp, TGI); a server that does not know it is asked for its
 models. 2xx is up; 503 and a time-out with an open port mean warming; no connection means down.
+
+An engine that is up may be too busy to answer a probe in time (vLLM on a loaded machine is): taking it out of rotation
+for that would turn load into an outage. Only several missing answers in a row speak against it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from enum import Enum
 from forebay.engines.openai import OpenAIEngine
 
 HEAD_LINE_MAX = 1024
+MISSES_MAX = 3  # probes in a row that an engine which is up may leave without an answer
+NO_ANSWER = 0
 
 
 class Probed(Enum):
@@ -41,6 +46,7 @@ class Prober:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
+        self._misses = 0
         self.last: Probed | None = None
 
     def start(self) -> None:
@@ -66,11 +72,15 @@ class Prober:
     async def _probe(self) -> Probed:
         for path in (self._known,) if self._known else self._paths:
             status = await self._status(path)
+            if status == NO_ANSWER:
+                self._misses += 1
+                return Probed.UP if self.last is Probed.UP and self._misses < MISSES_MAX else Probed.WARMING
+            self._misses = 0
             if status is None:
                 return Probed.DOWN
             if status in {404, 405, 501}:
                 continue
-            if status == 0 or status >= 500:
+            if status >= 500:
                 return Probed.WARMING
             self._known = path
             return Probed.UP  # 401 and 403 included: it answers, the credential is another matter
@@ -78,7 +88,7 @@ class Prober:
         return Probed.UP  # it answers HTTP and knows none of the paths
 
     async def _status(self, path: str) -> int | None:
-        """The status code; 0 when the port is open but no answer came; None without a connection."""
+        """The status code; NO_ANSWER when the port is open but none came in time; None without a connection."""
         engine = self._engine
         writer: asyncio.StreamWriter | None = None
         try:
@@ -88,11 +98,11 @@ class Prober:
                 writer.write(head)
                 line = await reader.readline()
             parts = line[:HEAD_LINE_MAX].split()
-            return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
+            return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else NO_ANSWER
         except TimeoutError:
-            return None if writer is None else 0
+            return None if writer is None else NO_ANSWER
         except (OSError, ValueError, asyncio.IncompleteReadError):
-            return None if writer is None else 0
+            return None if writer is None else NO_ANSWER
         finally:
             if writer is not None:
                 writer.transport.abort()
