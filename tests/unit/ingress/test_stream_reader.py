@@ -63,3 +63,29 @@ def test_the_size_of_an_open_event_is_known(strip: bool) -> None:
     reader.pass_through(b"\n", False)
     reader.pass_through(b"\n", False)
     assert reader.pending == 0
+
+
+ERROR = b'data: {"error":{"message":"EngineCore encountered an issue","type":"InternalServerError","code":500}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        ([*SHOWN, ERROR, DONE], 500),
+        ([*SHOWN, ERROR], 500),
+        ([*SHOWN, b'event: error\ndata: {"type":"error","error":{"message":"no"}}\n\n'], 502),
+        ([*SHOWN, ERROR, SHOWN[1], DONE], None),
+        ([*SHOWN, b'data: {"choices":[{"text":"\\"error\\""}]}\n\n', DONE], None),
+        ([*SHOWN, b'data: {"choices":[{"text":"error"}],"error":null}\n\n', DONE], None),
+        ([*SHOWN, USAGE + b"\n\n", DONE], None),
+    ],
+    ids=["with terminator", "without", "Anthropic", "went on", "in the text", "null", "none"],
+)
+@pytest.mark.parametrize("longest", [1, 30, 4000])
+@pytest.mark.parametrize("strip", [False, True])
+def test_a_stream_that_ends_in_an_error(events: list[bytes], status: int | None, longest: int, strip: bool) -> None:
+    reader = StreamReader(strip=strip)
+    cuts = pieces(b"".join(events), random.Random(longest), longest)
+    for i, piece in enumerate(cuts):
+        reader.pass_through(piece, i == len(cuts) - 1)
+    assert reader.error_status() == status

@@ -399,6 +399,9 @@ class Relay:
         is_error = False
         if reader is not None:
             usage = reader.usage(estimated_input)
+            said = reader.error_status()
+            if said is not None and said >= 500:
+                return Failed(lease, FailReason.ENGINE_ERROR, usage, blame=said not in ENGINE_BUSY)
         else:
             usage, is_error = document_usage(self._document, estimated_input, cut=self._document_cut)
         if usage is not None:

@@ -142,6 +142,20 @@ class StreamReader:
                 kept.append(event)
         return b"".join(kept)
 
+    def error_status(self) -> int | None:
+        """The status that the stream's last event stands for when it is an error, else None.
+
+        Engines that fail in the middle say so in an event, and may send the terminator all the same.
+        """
+        if b'"error"' not in self._tail:
+            return None
+        for event in reversed(_split_events(self._tail)):
+            data = _event_data(event)
+            if data is not None and data != b"[DONE]":
+                refused = first_event_error(event)
+                return None if refused is None else refused[0]
+        return None
+
     def usage(self, estimated_input: int) -> Usage | None:
         """What the stream cost; None when it has no usage and nothing was generated."""
         found = last_usage(self._tail, estimated_input)
