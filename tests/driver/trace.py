@@ -130,10 +130,11 @@ class Log:
     """What was decided, in order: (instant, decision, request, figures)."""
 
     now: Callable[[], Instant]
+    index_of: Callable[[Request], int] = lambda request: request.owner.index
     lines: list[tuple[Instant, str, int, object]] = field(default_factory=list)
 
     def note(self, what: str, request: Request, *figures: object) -> None:
-        self.lines.append((self.now(), what, request.owner.index, figures))
+        self.lines.append((self.now(), what, self.index_of(request), figures))
 
     def carried(self, effects: Sequence[Effect]) -> None:
         """Effects as they are carried out."""
