@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from forebay.engines.simulated.profiles import StepProfile, profile_named
 from forebay.load.client import Call
 from forebay.load.pacer import Arrival
 from forebay.load.target import Target
@@ -16,6 +17,7 @@ from tests.faults.rig import GatewayProcess, config_for, eventually, serving
 from .processes import SimulatedEngine, open_loop, simulated
 
 MODEL = "llama-3.1-8b"
+PROFILE = "h100-80g/llama-3.1-70b/bf16/tp8"  # the one whose steps grow least with the context
 MIB = 1 << 20
 
 
@@ -46,8 +48,12 @@ class Streams:
 
 def stream(folder: Path, streams: int, tokens_each: int, step_s: float) -> Streams:
     """`streams` at once, one chunk for each every `step_s`, through the gateway to the end."""
-    scale = _step_s(streams) / step_s
-    flags = ("--max-num-seqs", str(streams), "--time-scale", f"{scale:.4f}")
+    flags = (
+        "--profile", PROFILE, "--model-name", MODEL, "--max-num-seqs", str(streams),
+        # Room for all of them at their full length: a preempted stream would pause for its own reasons.
+        "--kv-tokens", str(2 * streams * (tokens_each + 100)),
+        "--time-scale", f"{_step_s(streams, tokens_each) / step_s:.4f}",
+    )  # fmt: skip
     with simulated(folder, *flags) as engine:
         config = config_for(engine.url, slots=streams)
         with serving(config, folder / "gateway") as gateway:
@@ -68,12 +74,11 @@ def stream(folder: Path, streams: int, tokens_each: int, step_s: float) -> Strea
     return Streams(calls, tokens_each, made, rate, rss, cpu_s / (streams * tokens_each) * 1e6)
 
 
-def _step_s(streams: int) -> float:
-    from forebay.engines.simulated.profiles import DEFAULT_PROFILE, StepProfile, profile_named
-
-    profile = profile_named(DEFAULT_PROFILE)
+def _step_s(streams: int, tokens_each: int) -> float:
+    """Seconds of a decode step at half the answers' length."""
+    profile = profile_named(PROFILE)
     assert isinstance(profile, StepProfile)
-    return profile.step_ms(streams, streams, streams * 100, 0.0) / 1e3
+    return profile.step_ms(streams, streams, streams * tokens_each // 2, 0.0) / 1e3
 
 
 def check_streams(seen: Streams, growth_most: float) -> None:
