@@ -61,7 +61,8 @@ class Deadlines(Generic[W]):
                 self._expired(watched)
         if soonest is not None and self._timer is None:
             grain = max(GRAIN_LEAST_S, self.seconds * GRAIN_SHARE)
-            self._timer = self._loop.call_at(max(soonest, now + grain), self._check)
+            # Who is watched from now on may be due before all that are watched now: those may be far ahead.
+            self._timer = self._loop.call_at(min(max(soonest, now + grain), now + self.seconds), self._check)
 
     def stop(self) -> None:
         """Forget all."""
