@@ -452,6 +452,7 @@ class ConnectionPool:
 
     def close(self) -> None:
         self._closed = True
+        self.heads.clear()  # what still ends takes the long way, and is not kept
         self.drop_idle()
         for task in self._connecting:
             task.cancel()
