@@ -18,13 +18,17 @@ from forebay.engines.openai import OpenAIEngine
 
 HEAD_LINE_MAX = 1024
 MISSES_MAX = 3  # probes in a row that an engine which is up may leave without an answer
-NO_ANSWER = 0
 
 
 class Probed(Enum):
     UP = "up"
     WARMING = "warming"
     DOWN = "down"
+
+
+NO_ANSWER = 0  # the port is open, but no answer came in time
+NO_CONNECTION = -1  # nor was there a connection in time
+MISSES = {NO_ANSWER: Probed.WARMING, NO_CONNECTION: Probed.DOWN}
 
 
 class Prober:
@@ -72,9 +76,9 @@ class Prober:
     async def _probe(self) -> Probed:
         for path in (self._known,) if self._known else self._paths:
             status = await self._status(path)
-            if status == NO_ANSWER:
+            if status in MISSES:
                 self._misses += 1
-                return Probed.UP if self.last is Probed.UP and self._misses < MISSES_MAX else Probed.WARMING
+                return Probed.UP if self.last is Probed.UP and self._misses < MISSES_MAX else MISSES[status]
             self._misses = 0
             if status is None:
                 return Probed.DOWN
@@ -88,7 +92,7 @@ class Prober:
         return Probed.UP  # it answers HTTP and knows none of the paths
 
     async def _status(self, path: str) -> int | None:
-        """The status code; NO_ANSWER when the port is open but none came in time; None without a connection."""
+        """The status code, one of MISSES, or None when the connection was refused."""
         engine = self._engine
         writer: asyncio.StreamWriter | None = None
         try:
@@ -100,7 +104,7 @@ class Prober:
             parts = line[:HEAD_LINE_MAX].split()
             return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else NO_ANSWER
         except TimeoutError:
-            return None if writer is None else NO_ANSWER
+            return NO_CONNECTION if writer is None else NO_ANSWER
         except (OSError, ValueError, asyncio.IncompleteReadError):
             return None if writer is None else NO_ANSWER
         finally:
