@@ -19,6 +19,7 @@ from .rig import (
     chat,
     config_for,
     eventually,
+    in_parallel,
     marker,
     scripts,
 )
@@ -142,3 +143,26 @@ def test_i10_memory_stays_a_small_multiple_of_the_bodies(backend: FakeBackend, s
     gateway.settles()
     assert json.loads(gateway.admin("/api/v1/status"))["buffered_body_bytes"] == 0
     eventually(lambda: gateway.rss_bytes() - before < size * count / 3, 3, "memory given back")
+
+
+def test_i10_held_senders_do_not_wait_for_each_other(backend: FakeBackend, start_gateway: StartGateway) -> None:
+    """Bodies fill the memory that they may while none of them is whole: one goes on, and makes room for the next."""
+    size = {"max_body_bytes": MEGABYTE, "max_buffered_body_bytes": MEGABYTE, "body_timeout_s": 5}
+    gateway = start_gateway(config_for(backend, mode="backpressure", server=size))
+    backend.script = scripts.says()
+    bodies = [body_of(900_000) for _ in range(6)]
+    clients = [RawClient(gateway.port) for _ in bodies]
+    for client, body in zip(clients, bodies, strict=True):
+        client.send(head_of(len(body)) + body[:300_000])
+    eventually(lambda: json.loads(gateway.admin("/api/v1/status"))["buffered_body_bytes"] > MEGABYTE)
+
+    def finish(turn: tuple[RawClient, bytes]) -> int:
+        client, body = turn
+        client.send(body[300_000:])
+        return client.read_answer(8).status
+
+    assert in_parallel(finish, zip(clients, bodies, strict=True)) == [200] * 6
+    for client in clients:
+        client.close()
+    gateway.settles()
+    assert json.loads(gateway.admin("/api/v1/status"))["buffered_body_bytes"] == 0

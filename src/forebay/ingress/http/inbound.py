@@ -89,6 +89,7 @@ class Inbound:
     answered = False
     body_size = 0
     body_began = 0.0
+    beyond = False  # it is read though bodies fill the memory they may, so that one always goes on
     peeked: Peek | None = None
     ticket: Ticket | None = None
     relay: Relay | None = None

@@ -389,22 +389,29 @@ class ServerConnection(asyncio.Protocol):
         mode = inbound.key.mode if inbound.key is not None else None
         pools = self.site.gateway.pipeline.pools
         if (mode or pools[0].mode) is Mode.BACKPRESSURE:
-            if not self._held and self._transport is not None:
+            if not self._held and not inbound.beyond and self._transport is not None:
                 self._held = True
                 self.site.body.release(self)
                 self.site.held.append(self)
                 self._transport.pause_reading()
+                self.site.make_way()
             return
         inbound.reject(503, "queue_full", "request bodies fill the memory set aside for them; retry shortly",
                        extra=b"retry-after: 1\r\nretry-after-ms: 1000\r\nx-should-retry: true\r\n")  # fmt: skip
         inbound.drop_body()
 
-    def release_sender(self) -> None:
-        """There is room again; the time that the sender was held does not count."""
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes in memory of the body that is being received."""
+        return self._current.body_size if self._current is not None else 0
+
+    def release_sender(self, *, beyond: bool = False) -> None:
+        """The sender may go on; the time that it was held does not count."""
         self._held = False
         if self._transport is not None:
             self._transport.resume_reading()
             if self._current is not None:
+                self._current.beyond = beyond
                 self._current.body_began = 0.0
                 if self._line[0] is self._current:
                     self._await_body()

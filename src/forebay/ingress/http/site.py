@@ -114,8 +114,19 @@ class Site:
     def release_bytes(self, size: int) -> None:
         """Bodies left memory: senders that were held for want of room go on."""
         self.buffered_bytes -= size
-        while self.held and self.buffered_bytes < self.limits.buffered_bytes:
-            self.held.popleft().release_sender()
+        if self.held:
+            self.make_way()
+
+    def make_way(self) -> None:
+        """Let held senders go on: all for whom there is room; one beyond it when all the memory is their own.
+
+        Were all held that have sent a part, none would ever be whole and make room for the others.
+        """
+        held = self.held
+        while held and self.buffered_bytes < self.limits.buffered_bytes:
+            held.popleft().release_sender()
+        if held and self.buffered_bytes <= sum(connection.partial_bytes for connection in held):
+            held.popleft().release_sender(beyond=True)
 
     def stop(self) -> None:
         for deadlines in (self.keep_alive, self.header, self.body, self.linger, self.stalled, self.hold):
