@@ -162,7 +162,9 @@ def test_a_thousand_failures_in_a_row_need_no_stack(rig: Rig) -> None:
 def test_a_lease_that_ended_before_its_dispatch_was_carried_out_is_not_started() -> None:
     """Two dispatches are pending; carrying out the first one makes the client of the second leave."""
     rig = Rig(engines=2)
-    busy = [rig.offer("x"), rig.offer("y")]
+    busy = [rig.offer("x").lease, rig.offer("y").lease]
+    assert busy[0] is not None
+    assert busy[1] is not None
     second: list[Caller] = []
 
     def takes_the_other_with_it(lease: Lease) -> None:
@@ -173,9 +175,7 @@ def test_a_lease_that_ended_before_its_dispatch_was_carried_out_is_not_started()
     rig.offer("first", takes_the_other_with_it)
     second.append(rig.offer("second"))
     del rig.log[:]
-    pending = rig.pipeline.report(Finished(busy[0].lease, None), 0) + rig.pipeline.report(
-        Finished(busy[1].lease, None), 0
-    )
+    pending = rig.pipeline.report(Finished(busy[0], None), 0) + rig.pipeline.report(Finished(busy[1], None), 0)
     rig.gateway._apply(pending)
     assert rig.log == ["begin first", "end first", "aborted second"]
     rig.loop.close()

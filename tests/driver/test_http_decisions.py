@@ -64,7 +64,8 @@ class Case:
 
 def make_cases(seed: int) -> list[Case]:
     """About 200 requests at twice the capacity; no two things happen in the same nanosecond."""
-    chance, at, cases = Random(f"{seed}/http"), 0, []
+    chance, at = Random(f"{seed}/http"), 0
+    cases: list[Case] = []
     while (at := at + 1 + int(chance.expovariate(200) * SECOND)) < LENGTH:
         stream = chance.random() < 0.5
         body: dict[str, Any] = {
@@ -164,7 +165,7 @@ class Alone(EventWorld):
 
     def __init__(self, cases: Sequence[Case], requests: dict[int, Request], mode: Mode, seed: int) -> None:
         config = make_config(mode)
-        super().__init__(config, dict.fromkeys(ENGINES, self), seed=0)  # type: ignore[arg-type]
+        super().__init__(config, dict.fromkeys(ENGINES, self), seed=0)
         self.ends = Ends(lambda: self.now, lambda request: request.owner.index)
         self.pipeline = Pipeline(config, Random(seed), self.ends)
         self._tickets: dict[int, Ticket] = {}

@@ -31,9 +31,13 @@ def test_an_hour_passes_at_once_and_exactly(loop: JumpLoop) -> None:
 def test_timers_fire_at_their_nanosecond_and_stay_apart(loop: JumpLoop) -> None:
     fired: list[tuple[str, int]] = []
     base = 1_000 * SECOND
+
+    def note(delay: str) -> None:
+        fired.append((delay, loop.clock() - base))
+
     loop.run_to(base)
     for delay_ns in (7, 1, 2, 123_456_789):
-        loop.call_later(delay_ns / SECOND, lambda d=delay_ns: fired.append((str(d), loop.clock() - base)))
+        loop.call_later(delay_ns / SECOND, note, str(delay_ns))
     loop.run_to(base + SECOND)
     assert fired == [("1", 1), ("2", 2), ("7", 7), ("123456789", 123_456_789)]
     assert loop.clock() == base + SECOND

@@ -75,7 +75,8 @@ def make_trace(seed: int, mode: Mode) -> Trace:
         health=HealthConfig(ejection_ns=80 * MILLISECOND),
     )
     sick = chance.random() < 0.5
-    at, callers = 0, []
+    at = 0
+    callers: list[Caller] = []
     while at < LENGTH:
         callers.append(_caller(chance, len(callers), at, sick))
         at += chance.choice((0, 1, 2, 4, 5, 8, 15)) * MILLISECOND
@@ -122,7 +123,8 @@ def _end(chance: Random, usage: Usage, sick: bool) -> Callable[[Lease], Event]:
         Undelivered,
     ]
     weights = [60 if sick else 2, 2, 2, 2, 1]
-    return chance.choices([partial(Finished, usage=usage), *ends], [100, *weights])[0]
+    well: Callable[[Lease], Event] = partial(Finished, usage=usage)
+    return chance.choices([well, *ends], [100, *weights])[0]
 
 
 @dataclass

@@ -46,7 +46,7 @@ class SimulatedEngine:
         with self._stdout.open("wb") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment())
         try:
-            self.port = int(eventually(self._announced, within=15, what="an engine that listens"))
+            self.port = int(eventually(self._announced, within=20, what="an engine that listens") or 0)
         except BaseException:
             self.kill()
             raise

@@ -62,7 +62,7 @@ def refused(done: subprocess.CompletedProcess[str], status: int, *words: str) ->
 def serve(folder: Path, config: str, **variables: str) -> subprocess.CompletedProcess[str]:
     path = folder / "forebay.toml"
     path.write_text(config)
-    return run("serve", "--config", str(path), "--port", "0", "--admin-port", "0", **variables)
+    return run("serve", "--config", str(path), "--port", "0", "--admin-port", "0", within=20, **variables)
 
 
 # ---- the configuration -------------------------------------------------------------------------------------------
@@ -308,6 +308,7 @@ def test_serve_alone_serves_the_embedded_model(tmp_path: Path) -> None:
             within=30,
             what="a gateway with its own engine",
         )
+        assert line is not None
         port = int(line.rpartition(":")[2])
         eventually(lambda: ask(port, path="/readyz", method="GET").status == 200, within=30, what="a loaded model")
         (model,) = ask(port, path="/v1/models", method="GET").json()["data"]
