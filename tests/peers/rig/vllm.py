@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -139,26 +140,28 @@ class VllmServer:
         except OSError:
             return None
 
-    def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that carry these labels; 0 when there is none."""
+    def metrics(self, *names: str) -> tuple[float, ...]:
+        """Each metric's samples summed up, of one and the same scrape; 0 for a metric that is not there."""
         status, text = self.request("GET", "/metrics")
         assert status == 200
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(text.decode())
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        sums = dict.fromkeys(names, 0.0)
+        for family in text_string_to_metric_families(text.decode()):
+            for sample in family.samples:
+                if sample.name in sums:
+                    sums[sample.name] += sample.value
+        return tuple(sums.values())
 
-    def running(self) -> float:
-        return self.metric("vllm:num_requests_running")
+    def load(self) -> tuple[float, ...]:
+        """(running, waiting) requests."""
+        return self.metrics("vllm:num_requests_running", "vllm:num_requests_waiting")
 
-    def waiting(self) -> float:
-        return self.metric("vllm:num_requests_waiting")
-
-    def tokens(self) -> tuple[int, int]:
+    def tokens(self) -> tuple[float, ...]:
         """(prompt tokens, generated tokens) since its start."""
-        return int(self.metric("vllm:prompt_tokens_total")), int(self.metric("vllm:generation_tokens_total"))
+        return self.metrics("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+
+    def rejections(self) -> float:
+        """Requests that it refused because it was busy, since its start."""
+        return self.metrics("vllm:admission_rejections_total")[0]
 
 
 def _free_port() -> int:
@@ -167,3 +170,8 @@ def _free_port() -> int:
         port = sock.getsockname()[1]
         assert isinstance(port, int)
         return port
+
+
+def prompt_of(tokens: int) -> list[int]:
+    """A prompt of so many token ids that no prefix cache knows."""
+    return [random.randrange(10, 4000) for _ in range(tokens)]
