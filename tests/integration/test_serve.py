@@ -209,6 +209,21 @@ def test_sigterm_lets_streams_and_the_queue_finish_and_admits_nobody(slow: Simul
             client.close()
 
 
+def test_a_body_that_is_still_being_sent_is_refused_at_once(engine: SimulatedEngine, tmp_path: Path) -> None:
+    gateway = GatewayProcess(config_for(engine.url), tmp_path)
+    with RawClient(gateway.port) as client:
+        try:
+            client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+            eventually(lambda: json.loads(gateway.admin("/api/v1/status"))["buffered_body_bytes"] == 1)
+            gateway.signal(signal.SIGTERM)
+            answer = client.read_answer()
+            assert (answer.status, answer.reason, answer.header("connection")) == (503, "draining", "close")
+            assert answer.retry_after in {1, 2}, "a second, spread"
+            assert gateway.process.wait(5) == 0
+        finally:
+            gateway.kill()
+
+
 def test_readiness_turns_first_when_draining(slow: SimulatedEngine, tmp_path: Path) -> None:
     gateway = GatewayProcess(config_for(slow.url, server={"drain_timeout_s": 20}), tmp_path / "gateway")
     with RawClient(gateway.port) as client:

@@ -475,9 +475,15 @@ class ServerConnection(asyncio.Protocol):
             self._transport.abort()
 
     def shut_down(self) -> None:
-        """The gateway drains: close if nothing is being served."""
-        if self._transport is not None and not self._line and self._current is None:
+        """The gateway drains: close if nothing is being served, and refuse a request whose body is still to come."""
+        if self._transport is None:
+            return
+        inbound = self._current
+        if inbound is None and not self._line:
             self._transport.close()
+        elif inbound is not None and inbound.screened and not inbound.answered:
+            inbound.screen()
+            self._advance()
 
     def stop(self, reason: str) -> None:
         """The drain is over: end what is left."""
