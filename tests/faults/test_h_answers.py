@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -27,21 +28,45 @@ from .rig.backend import early
 from .rig.gateway import wait_until
 from .rig.scripts import DONE, LAST_CHUNK, Do, chunk
 
+
+@pytest.fixture(scope="module")
+def shared_backend() -> Iterator[FakeBackend]:
+    fake = FakeBackend()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(shared_backend: FakeBackend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """One gateway for the cases that leave nothing behind."""
+    process = GatewayProcess(config_for(shared_backend), tmp_path_factory.mktemp("gateway"))
+    yield process
+    try:
+        process.stop()
+    finally:
+        process.kill()
+
+
+@pytest.fixture(autouse=True)
+def ordinary(shared_backend: FakeBackend) -> None:
+    """Each case begins with a backend that does as it should."""
+    shared_backend.script = scripts.ordinary
+
+
 MANY = 600_000  # tokens a minute: 10,000 a second
 
 
 @pytest.mark.parametrize("escaped", [False, True], ids=["utf-8", "escaped"])
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
 def test_h10_the_length_of_a_changed_body(
-    backend: FakeBackend, start_gateway: StartGateway, chunked: bool, escaped: bool
+    shared_backend: FakeBackend, gateway: GatewayProcess, chunked: bool, escaped: bool
 ) -> None:
-    gateway = start_gateway(config_for(backend))
     mark = marker()
     body = chat(mark, messages=[{"role": "user", "content": "漢字かな交じり文 😀🎉 é" * 50}], stream=True)
     sent = json.dumps(body, ensure_ascii=escaped).encode()
     answer = ask(gateway.port, sent, chunked=chunked)
     assert answer.body.endswith(DONE)
-    call = backend.call(mark)
+    call = shared_backend.call(mark)
     assert call is not None
     # `header` fails on a second one; the backend read the body by this very length and found its end.
     assert call.header("content-length") == str(len(call.raw_body))
@@ -61,11 +86,10 @@ HOP_BY_HOP = {"keep-alive", "te", "trailer", "upgrade", "proxy-authenticate", "x
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked", "close"])
-def test_h11_headers_of_the_answer(backend: FakeBackend, start_gateway: StartGateway, framing: str) -> None:
-    gateway = start_gateway(config_for(backend))
+def test_h11_headers_of_the_answer(shared_backend: FakeBackend, gateway: GatewayProcess, framing: str) -> None:
     body = json.dumps(scripts.completion()).encode()
     headers = [("content-type", "application/json"), *ODD_HEADERS]
-    backend.script = {
+    shared_backend.script = {
         "length": scripts.steps(scripts.answer(200, body, headers)),
         "chunked": scripts.steps(
             scripts.head(200, [*headers, ("transfer-encoding", "chunked")]), chunk(body[:9]), chunk(body[9:]),
@@ -92,10 +116,9 @@ def test_h11_headers_of_the_answer(backend: FakeBackend, start_gateway: StartGat
             assert answer.header("x-sum") is None
 
 
-def test_h11_content_coding_stays_with_its_bytes(backend: FakeBackend, start_gateway: StartGateway) -> None:
-    gateway = start_gateway(config_for(backend))
+def test_h11_content_coding_stays_with_its_bytes(shared_backend: FakeBackend, gateway: GatewayProcess) -> None:
     body = b"\x0b\x02\x80not really brotli\x03"
-    backend.script = scripts.steps(scripts.answer(200, body, [("content-encoding", "br")]))
+    shared_backend.script = scripts.steps(scripts.answer(200, body, [("content-encoding", "br")]))
     answer = ask(gateway.port)
     assert (answer.header("content-encoding"), answer.body) == ("br", body)
 
@@ -116,20 +139,19 @@ NOT_HTTP: dict[str, list[scripts.Step]] = {
 
 
 @pytest.mark.parametrize("name", NOT_HTTP)
-def test_h11_an_answer_that_is_not_http(backend: FakeBackend, start_gateway: StartGateway, name: str) -> None:
-    gateway = start_gateway(config_for(backend))
-    backend.plan.append(scripts.steps(*NOT_HTTP[name]))
+def test_h11_an_answer_that_is_not_http(shared_backend: FakeBackend, gateway: GatewayProcess, name: str) -> None:
+    shared_backend.script = scripts.steps(*NOT_HTTP[name])
     answer = ask(gateway.port)
+    shared_backend.script = scripts.ordinary
     assert (answer.status, answer.reason) == (502, "engine_error")
     assert answer.error["type"] == "server_error"
     gateway.settles()
     assert ask(gateway.port).status == 200
 
 
-def test_h11_interim_answers_are_not_the_answer(backend: FakeBackend, start_gateway: StartGateway) -> None:
-    gateway = start_gateway(config_for(backend))
+def test_h11_interim_answers_are_not_the_answer(shared_backend: FakeBackend, gateway: GatewayProcess) -> None:
     early = scripts.head(103, [("link", "</x>")]) + scripts.head(100)
-    backend.script = scripts.steps(early, 0.05, scripts.answer(200, scripts.completion()))
+    shared_backend.script = scripts.steps(early, 0.05, scripts.answer(200, scripts.completion()))
     for _ in range(2):
         assert ask(gateway.port).json() == scripts.completion()
 
