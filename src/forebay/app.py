@@ -108,6 +108,10 @@ class App:
         self.gateway.abandon()
         for connection in list(site.connections):
             connection.stop("the gateway is shutting down")
+        while any(connection.unsent for connection in site.connections):  # to readers that are slow
+            if site.loop.time() >= deadline or self._hurry.is_set():
+                break
+            await asyncio.sleep(DRAIN_CHECK_S)
         await asyncio.sleep(0 if self._hurry.is_set() else LINGER_S)  # last bytes leave
 
     async def close(self) -> None:

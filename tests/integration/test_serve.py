@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,7 +23,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.faults.rig import GatewayProcess, RawClient, ask, chat, config_for, eventually, in_parallel, key, serving
+from tests.faults.rig import (
+    FakeBackend,
+    GatewayProcess,
+    RawClient,
+    ask,
+    chat,
+    config_for,
+    eventually,
+    in_parallel,
+    key,
+    scripts,
+    serving,
+)
 
 from .processes import SimulatedEngine, simulated
 
@@ -222,6 +235,29 @@ def test_a_body_that_is_still_being_sent_is_refused_at_once(engine: SimulatedEng
             assert gateway.process.wait(5) == 0
         finally:
             gateway.kill()
+
+
+def test_a_slow_reader_gets_the_end_of_its_answer_after_the_engine_is_done(tmp_path: Path) -> None:
+    """The lease is closed while the last bytes wait for the client: nothing is in flight, but not all has left."""
+    backend = FakeBackend()
+    backend.script = scripts.says("x" * 6_000_000)
+    gateway = GatewayProcess(config_for(backend, server={"drain_timeout_s": 20}), tmp_path)
+    try:
+        with RawClient(gateway.port, receive_buffer=4096) as client:
+            client.request(chat())
+            head = client.read_head()
+            got = 0
+            while gateway.gauges() == (1, 0):
+                got += len(client.read_piece() or b"")
+            gateway.signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                gateway.process.wait(0.7)  # it lingers for less than that
+            got += len(client.read_rest())
+            assert got == int(head.get("content-length") or 0)
+            assert gateway.process.wait(5) == 0
+    finally:
+        gateway.kill()
+        backend.close()
 
 
 def test_readiness_turns_first_when_draining(slow: SimulatedEngine, tmp_path: Path) -> None:

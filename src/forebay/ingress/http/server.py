@@ -337,6 +337,11 @@ class ServerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(data)
 
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that the client has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def can_keep(self, inbound: Inbound) -> bool:
         """After a refusal: can the connection be used again, or is too much of the body still to come?"""
         if inbound.complete:
