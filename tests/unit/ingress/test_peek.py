@@ -165,7 +165,7 @@ def test_inlined_images_are_priced_apart_and_bounded() -> None:
     seen = peek(data)
     assert seen.counted_tokens == 2 * IMAGE_TOKENS
     assert seen.text_bytes == len(data) - FRAME_BYTES - 2 * (len(";base64,") + 1000)
-    assert peek(body(content=[";base64,"] * (PARTS_MAX + 100))).counted_tokens == PARTS_MAX * IMAGE_TOKENS
+    assert peek(body(content=["data:;base64,"] * (PARTS_MAX + 100))).counted_tokens == PARTS_MAX * IMAGE_TOKENS
     peek(b'{"a":";base64,' + b"A" * 100 + b'"}')
 
 
@@ -320,3 +320,16 @@ def test_asking_for_usage_changes_that_field_alone(given: bytes, wanted: bytes) 
     assert not seen.include_usage
     assert with_usage(given, seen) == wanted
     assert peek(wanted).include_usage
+
+
+def test_prose_behind_a_base64_marker_is_priced_as_text() -> None:
+    words = b"word " * 400
+    body = b'{"model":"m","messages":[{"role":"user","content":"x;base64,' + words + b'"}]}'
+    plain = b'{"model":"m","messages":[{"role":"user","content":"x,' + words + b'"}]}'
+    assert peek(body).counted_tokens == 0
+    assert peek(body).text_bytes >= peek(plain).text_bytes
+    inlined = b'{"model":"m","messages":[{"role":"user","content":"data:x;base64,' + words + b'"}]}'
+    assert peek(inlined).counted_tokens == 0
+    image = b'{"model":"m","messages":[{"url":"data:image/png;base64,' + b"A" * 4000 + b'"}]}'
+    assert peek(image).counted_tokens == IMAGE_TOKENS
+    assert peek(image).text_bytes < 200

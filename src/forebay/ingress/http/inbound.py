@@ -283,7 +283,7 @@ class Inbound:
         limit = self.site.limits.body_bytes
         key = self.key
         assert key is not None
-        if route.gated and key.routes is not None and route.name not in key.routes:
+        if key.routes is not None and route.name not in key.routes:
             self.reject(
                 403, "key_forbidden", f"this key may not use the route {route.name!r}", code="route_not_allowed"
             )

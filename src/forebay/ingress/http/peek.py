@@ -298,8 +298,10 @@ def _take_out_base64(body: bytes, seen: Peek) -> None:
         end = body.find(b'"', at)
         if end < 0:
             break
-        seen.text_bytes -= end - at
-        seen.counted_tokens += IMAGE_TOKENS
+        # Prose behind the marker stays text: base64 has no spaces, and begins a data URL.
+        if body.find(b" ", at, end) < 0 and body.startswith(b'"data:', body.rfind(b'"', 0, at)):
+            seen.text_bytes -= end - at
+            seen.counted_tokens += IMAGE_TOKENS
         at = body.find(b";base64,", end)
 
 
