@@ -102,16 +102,12 @@ class App:
         deadline = site.loop.time() + timeout_s
         while site.loop.time() < deadline and not self._hurry.is_set():
             snapshot = pipeline.snapshot(self.gateway.clock())
-            if not snapshot.queued and not snapshot.in_flight:
+            if not snapshot.queued and not snapshot.in_flight and not any(c.busy for c in site.connections):
                 break
             await asyncio.sleep(DRAIN_CHECK_S)
         self.gateway.abandon()
         for connection in list(site.connections):
             connection.stop("the gateway is shutting down")
-        while any(connection.unsent for connection in site.connections):  # to readers that are slow
-            if site.loop.time() >= deadline or self._hurry.is_set():
-                break
-            await asyncio.sleep(DRAIN_CHECK_S)
         await asyncio.sleep(0 if self._hurry.is_set() else LINGER_S)  # last bytes leave
 
     async def close(self) -> None:

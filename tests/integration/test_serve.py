@@ -260,6 +260,22 @@ def test_a_slow_reader_gets_the_end_of_its_answer_after_the_engine_is_done(tmp_p
         backend.close()
 
 
+def test_a_control_request_is_answered_before_the_end(tmp_path: Path) -> None:
+    backend = FakeBackend()
+    backend.script = scripts.says(after=0.6)
+    gateway = GatewayProcess(config_for(backend, server={"drain_timeout_s": 20}), tmp_path)
+    try:
+        with RawClient(gateway.port) as client:
+            client.request({"prompt": "x"}, path="/tokenize")
+            eventually(lambda: gateway.metric("forebay_control_requests_total") == 1)
+            gateway.signal(signal.SIGTERM)
+            assert client.read_answer().status == 200
+            assert gateway.process.wait(5) == 0
+    finally:
+        gateway.kill()
+        backend.close()
+
+
 def test_readiness_turns_first_when_draining(slow: SimulatedEngine, tmp_path: Path) -> None:
     gateway = GatewayProcess(config_for(slow.url, server={"drain_timeout_s": 20}), tmp_path / "gateway")
     with RawClient(gateway.port) as client:

@@ -338,9 +338,9 @@ class ServerConnection(asyncio.Protocol):
             self._transport.write(data)
 
     @property
-    def unsent(self) -> int:
-        """Bytes of answers that the client has not taken yet."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+    def busy(self) -> bool:
+        """Is a request in line, or are bytes of an answer still to be taken by the client?"""
+        return bool(self._line) or (self._transport is not None and self._transport.get_write_buffer_size() > 0)
 
     def can_keep(self, inbound: Inbound) -> bool:
         """After a refusal: can the connection be used again, or is too much of the body still to come?"""
