@@ -17,11 +17,12 @@ import pytest
 from tests.faults.rig import Answer, GatewayProcess, RawClient, ask, config_for, eventually, in_parallel, serving
 
 from .conftest import MakeVllm
-from .rig.vllm import MODEL_NAME, VllmServer, prompt_of
+from .rig.vllm import MODEL_NAME, PROBED, VllmServer, prompt_of
 
 pytestmark = pytest.mark.peers
 
 SLOTS = 4  # as many as vLLM runs at once
+LONG = 3000  # tokens: some ten seconds of work
 HELLO: list[Any] = [{"role": "user", "content": "How does a forebay work?"}]
 
 
@@ -42,7 +43,9 @@ def vllm(make_vllm: MakeVllm) -> VllmServer:
 @pytest.fixture(scope="module")
 def shared_gateway(vllm: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """Started before its engine is."""
-    with serving(config_for(vllm.url, slots=SLOTS), tmp_path_factory.mktemp("gateway"), ready=False) as gateway:
+    with serving(
+        config_for(vllm.url, slots=SLOTS, engine=PROBED), tmp_path_factory.mktemp("gateway"), ready=False
+    ) as gateway:
         yield gateway
 
 
@@ -239,7 +242,7 @@ def test_control_routes_and_errors_are_vllms_own(
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="unknown", messages=HELLO)
     with pytest.raises(openai.BadRequestError):
-        client.completions.create(model=MODEL_NAME, prompt=prompt_of(1100), max_tokens=5)  # longer than the context
+        client.completions.create(model=MODEL_NAME, prompt=prompt_of(4200), max_tokens=5)  # longer than the context
     assert client.completions.create(model=MODEL_NAME, prompt="one", max_tokens=2).choices
 
 
@@ -252,17 +255,18 @@ def test_clients_that_leave_free_vllms_slots(gateway: GatewayProcess, vllm: Vllm
     with ExitStack() as crowd:
         clients = [crowd.enter_context(RawClient(gateway.port)) for _ in range(SLOTS)]
         for each in clients:
-            each.request(generation(1000, stream=stream), path="/v1/completions")
+            each.request(generation(LONG, stream=stream), path="/v1/completions")
         eventually(lambda: gateway.gauges() == (SLOTS, 0), what="all slots taken")
         if stream:
             for each in clients:
-                assert each.read_head(within=10).status == 200
+                head = each.read_head(within=10)
+                assert head.status == 200, head.raw
                 assert each.read_event(within=10)
         else:
             time.sleep(0.3)  # vLLM is at work; its metrics are too slow now to say so
     gateway.settles(within=1)
     eventually(lambda: vllm.load() == (0, 0), within=2, what="vLLM idle")
-    assert vllm.tokens()[1] - generated < SLOTS * 1000, "the work was given up, not finished"
+    assert vllm.tokens()[1] - generated < SLOTS * LONG, "the work was given up, not finished"
     assert gateway.ready()
 
 

@@ -21,6 +21,8 @@ from .install import MODEL, python
 
 MODEL_NAME = "tiny"
 START_LIMIT_S = 180.0
+PROBED = {"probe": {"interval_s": 0.2, "timeout_s": 2.0}}
+"""Engine settings of a gateway before vLLM: asked often, though with the usual patience."""
 
 # One OpenMP thread: the gateway, the clients and vLLM's three processes share few cores, and spinning threads would
 # take them from each other. Nothing is looked up on the network.
@@ -34,7 +36,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
 }
-COMMON_FLAGS = ("--max-model-len", "1024", "--max-num-seqs", "4", "--enforce-eager")
+COMMON_FLAGS = ("--max-model-len", "4096", "--max-num-seqs", "4", "--enforce-eager")
 
 
 class VllmServer:

@@ -103,9 +103,17 @@ def test_a_refusal_as_the_first_event(payload: Any, status: int) -> None:
     assert first_event_error(event(payload)) == (status, json.dumps(payload).encode())
 
 
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n"])
+def test_a_stream_of_nothing_but_its_end_is_a_failure(end: str) -> None:
+    status, body = first_event_error(b"data: [DONE]" + end.encode()) or (0, b"")
+    assert status == 502
+    assert json.loads(body)["error"]["code"] == "engine_error"
+
+
 @pytest.mark.parametrize(
     "data",
     [
+        event({"choices": [{"delta": {"content": "x"}}]}) + b"data: [DONE]\n\n",
         event({"choices": [], "x": "error"}),
         event({"choices": [{"delta": {"content": '"error"'}}]}),
         event({"choices": [], "error": {"message": "partial"}}),

@@ -18,6 +18,11 @@ from forebay.core.model import Usage
 TAIL = 4096
 DONE = b"data: [DONE]"
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+# vLLM that drains ends some streams so: with the terminator and nothing before it.
+NOTHING_SAID = (
+    b'{"error":{"message":"the engine ended its answer without having begun it; retry","type":"server_error",'
+    b'"param":null,"code":"engine_error"}}'
+)
 DONE_EVENTS = (DONE + b"\n\n", DONE + b"\r\n\r\n")
 
 
@@ -211,7 +216,9 @@ def _is_usage_only(event: bytes) -> bool:
 
 
 def first_event_error(data: bytes) -> tuple[int, bytes] | None:
-    """(status, JSON body) when the first event of a stream is an error, else None."""
+    """(status, JSON body) when a stream begins with an error, or with its terminator; else None."""
+    if data.startswith(DONE):
+        return 502, NOTHING_SAID
     if b'"error"' not in data:
         return None
     body = _event_data(_split_events(data)[0])
