@@ -24,7 +24,7 @@ from forebay.core.snapshot import Snapshot
 from forebay.engines.local import LocalEngine
 from forebay.engines.openai import EngineTimeouts, OpenAIEngine
 from forebay.engines.probe import Probed, Prober
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, UsageError
 from forebay.ingress.admin import AdminServer
 from forebay.ingress.http.routes import EXACT, Route, Routes
 from forebay.ingress.http.server import ServerConnection
@@ -293,7 +293,7 @@ async def _listening(opening: Awaitable[T], host: str, port: int, flag: str) -> 
         return await opening
     except OSError as error:
         reason = "it is in use" if error.errno == 98 else (error.strerror or str(error))
-        raise ForebayError(f"cannot listen on {host}:{port}: {reason}; choose another with {flag}") from None
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}; choose another with {flag}") from None
 
 
 def _route(route: schema.Route) -> Route:

@@ -41,9 +41,13 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Undelivered(msgspec.Struct, frozen=True):
-    """The engine took no byte of the request: it may go to another engine, once."""
+    """The engine took no byte of the request: it may go to another engine, once.
+
+    `away`: it refused the connection. Otherwise the connection was not made in time, which may be our own lateness.
+    """
 
     lease: Lease
+    away: bool = True
 
 
 class EngineUp(msgspec.Struct, frozen=True):

@@ -139,7 +139,7 @@ class Pipeline:
         if isinstance(event, Failed):
             return self._failed(event, now)
         if isinstance(event, Undelivered):
-            return self._undelivered(event.lease, now)
+            return self._undelivered(event, now)
         return self._engine_changed(event, now)
 
     def poll(self, now: Instant) -> list[Effect]:
@@ -378,14 +378,18 @@ class Pipeline:
         self._pump(pool, now, effects)
         return effects
 
-    def _undelivered(self, lease: Lease, now: Instant) -> list[Effect]:
+    def _undelivered(self, event: Undelivered, now: Instant) -> list[Effect]:
         """The engine is away: the ticket goes back to its place once, or to nobody."""
+        lease = event.lease
         if not lease.open:
             return []
         ticket = lease.ticket
         pool: Pool = ticket.pool
-        lease.engine.health.readiness = Readiness.DOWN
-        lease.engine.health.undecided()
+        if event.away:
+            lease.engine.health.readiness = Readiness.DOWN
+            lease.engine.health.undecided()
+        else:
+            lease.engine.health.failed(now)
         self._end_lease(lease, pool, now)
         effects: list[Effect] = []
         if (pool.up and not ticket.redispatched) or ticket.mode is Mode.BACKPRESSURE:
@@ -455,8 +459,10 @@ class Pipeline:
             retry = self._away(pool, pool.serving_from(now), now).retry_after_ns
         elif reason is EvictReason.DRAINING:
             retry = SECOND
-        waited = ticket.queue_wait_ns / MILLISECOND
-        refusal = Refusal(reason, retry, (ticket.expires - ticket.arrived) / MILLISECOND, waited, "ms of queue wait")
+        refusal = Refusal(reason, retry)
+        if reason is EvictReason.EXPIRED:
+            limit, waited = ticket.expires - ticket.arrived, ticket.queue_wait_ns
+            refusal = Refusal(reason, retry, limit / MILLISECOND, waited / MILLISECOND, "ms of queue wait")
         effects.append(Refuse(ticket.request, self._timed(refusal, pool, now), ticket))
 
     def _leave_queue(self, ticket: Ticket, pool: Pool) -> None:

@@ -29,6 +29,7 @@ class Breakage(Enum):
     """How an exchange can fail."""
 
     UNDELIVERED = "the engine took no byte of the request"
+    UNREACHED = "no connection to the engine was made in time"
     BROKEN = "the engine broke off"
     TIMEOUT = "the engine did not answer in time"
     GARBLED = "the engine's answer is not HTTP"
@@ -421,9 +422,11 @@ class ConnectionPool:
                 _, connection = await self.loop.create_connection(
                     lambda: Upstream(self), self._host, self._port, ssl=self._tls
                 )
-        except (OSError, TimeoutError) as error:
+        except OSError as error:  # a time-out is one too
+            late = isinstance(error, TimeoutError) and unreachable is Breakage.UNDELIVERED
             detail = str(error) or "no connection in time"
-            exchange.broke(unreachable, f"cannot connect to {self._host}:{self._port}: {detail}")
+            where = f"cannot connect to {self._host}:{self._port}: {detail}"
+            exchange.broke(Breakage.UNREACHED if late else unreachable, where)
             return
         if exchange.gone:
             self.put_back(connection)

@@ -182,6 +182,8 @@ class EventWorld:
         wakeup = self.pipeline.next_wakeup(self.now)
         if wakeup is not None and wakeup <= self.now:
             wakeup = self.now
+        if self._armed is not None and self._armed == self.now:
+            return  # it fires at this very instant, and may be the one that an ejection ends with
         if wakeup != self._armed:
             self._armed = wakeup
             if wakeup is not None:

@@ -198,6 +198,19 @@ def test_an_undelivered_request_goes_to_another_engine_once(bench: Any, leases: 
     assert b.ended[-1].outcome is Outcome.EVICTED
 
 
+def test_a_late_connection_does_not_take_the_engine_away(bench: Any, leases: Any, refusals: Any) -> None:
+    """Not refused, only slow, and perhaps by our own lateness: one of them speaks for nobody else."""
+    b = bench(pool("a", limit=8))
+    first, second = leases(b.offer()) + leases(b.offer())
+    (again,) = leases(b.report(Undelivered(first, away=False)))
+    assert again.ticket is first.ticket
+    assert len(leases(b.offer())) == 1
+    (refusal,) = refusals(b.report(Undelivered(again, away=False)))
+    assert refusal.reason is EvictReason.NO_ENGINE
+    assert refusal.unit == ""  # it never waited: there is no wait to speak of
+    assert second.open
+
+
 def test_an_undelivered_request_keeps_its_place_in_the_queue(bench: Any, leases: Any) -> None:
     """Its turn had come: it goes before those that wait, also before those of its own flow."""
     b = bench(pool("a", "b", mode=Mode.BACKPRESSURE))

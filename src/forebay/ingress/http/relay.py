@@ -420,14 +420,15 @@ class Relay:
             connection.abort()
         inbound, lease = self.inbound, self.lease
         inbound.site.hold.release(self)
-        if breakage is Breakage.UNDELIVERED and lease is not None:
+        unsent = breakage in {Breakage.UNDELIVERED, Breakage.UNREACHED}
+        if unsent and lease is not None:
             inbound.relay = None
-            inbound.site.gateway.report(Undelivered(lease))
+            inbound.site.gateway.report(Undelivered(lease, away=breakage is Breakage.UNDELIVERED))
             return
         timed_out = breakage is Breakage.TIMEOUT
         reason = FailReason.ENGINE_TIMEOUT if timed_out else FailReason.ENGINE_ERROR
         # Where an engine lives is nobody's business outside: connect errors name its address.
-        text = f"{breakage.value}: {detail}" if detail and breakage is not Breakage.UNDELIVERED else breakage.value
+        text = f"{breakage.value}: {detail}" if detail and not unsent else breakage.value
         if self._head_sent:
             self._break_off(reason, text)
         else:
