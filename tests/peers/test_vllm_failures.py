@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -103,19 +104,21 @@ def test_what_vllm_refuses_is_a_refusal(
 
 
 def test_the_official_client_retries_what_vllm_refuses(gateway: GatewayProcess, vllm: VllmServer) -> None:
-    """Without a Retry-After from vLLM the gateway names a time; twelve streams get through a vLLM that takes four."""
+    """vLLM names no time to come back, the gateway does: the client waits, and is served when there is room."""
     before = vllm.rejections()
-
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=10, timeout=30) as client:
-
-        def one(_: int) -> int:
-            with client.completions.create(
-                model=MODEL_NAME, prompt=prompt_of(20), max_tokens=300, stream=True
-            ) as stream:
-                return sum(1 for chunk in stream if chunk.choices)
-
-        assert all(in_parallel(one, range(12)))
-    assert vllm.rejections() > before, "it was refused at first"
+    with (
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=10, timeout=30) as client,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        with ExitStack() as crowd:
+            for _ in range(4):
+                stream = crowd.enter_context(RawClient(gateway.port))
+                stream.request(generation(LONG, stream=True), path=COMPLETIONS)
+                assert stream.read_head(within=20).status == 200
+            call = thread.submit(client.completions.create, model=MODEL_NAME, prompt=prompt_of(20), max_tokens=3)
+            eventually(lambda: vllm.rejections() > before, within=10, what="a refusal by vLLM")
+            assert not call.done()
+        assert call.result(30).choices
 
 
 # ---- trap 2: a drain ------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ START_LIMIT_S = 180.0
 PROBED = {"probe": {"interval_s": 0.2, "timeout_s": 2.0}}
 """Engine settings of a gateway before vLLM: asked often, though with the usual patience."""
 
-# One OpenMP thread: the gateway, the clients and vLLM's three processes share few cores, and spinning threads would
+# One OpenMP thread: the gateway, the clients and vLLM's processes share few cores, and spinning threads would
 # take them from each other. Nothing is looked up on the network.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -36,7 +36,11 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
 }
-COMMON_FLAGS = ("--max-model-len", "4096", "--max-num-seqs", "4", "--enforce-eager")
+# Without a worker process of its own: the engine core and a worker wait for each other by spinning, and on two cores
+# that left vLLM's HTTP server without a turn for seconds.
+COMMON_FLAGS = (
+    "--max-model-len", "4096", "--max-num-seqs", "4", "--enforce-eager", "--distributed-executor-backend", "uni",
+)  # fmt: skip
 
 
 class VllmServer:
