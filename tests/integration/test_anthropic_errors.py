@@ -194,7 +194,7 @@ def test_an_engine_that_fails(gateway: GatewayProcess, backend: FakeBackend, nam
 def test_an_engine_that_fails_inside_a_stream(gateway: GatewayProcess, backend: FakeBackend) -> None:
     """What came is read; then the client raises instead of ending as if all was said."""
     # The pause: a reset takes with it what the gateway has not read yet.
-    backend.script = scripts.streams(BEGINNING, done=False, end=[0.2, scripts.Do.RESET])
+    backend.script = scripts.streams(BEGINNING, done=False, end=[1.0, scripts.Do.RESET])
     got = []
     with (
         client_of(gateway) as client,

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from forebay.load.child import Child
+from tests.faults.rig import eventually
 
 FOREBAY = [sys.executable, "-c", "from forebay.cli import main; main()"]
 
@@ -129,13 +131,14 @@ def test_impatient_callers_hang_up(engine: str) -> None:
 @pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_load_ends_at_once_with_all_its_processes(engine: str, processes: str, stop: signal.Signals) -> None:
-    command = [*FOREBAY, "bench", "--target", engine, "--rate", "20", "--duration", "30", "--processes", processes]
+    command = [*FOREBAY, "bench", "--target", engine, "--rate", "20", "--duration", "60", "--processes", processes]
+    before = _finished(engine)
     load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
     try:
-        time.sleep(2.5)
+        eventually(lambda: _finished(engine) > before, within=30, what="the load runs")
         # As a terminal does: Ctrl-C goes to the whole group.
         os.killpg(load.pid, stop) if stop == signal.SIGINT else load.send_signal(stop)
-        _, errors = load.communicate(timeout=10)
+        _, errors = load.communicate(timeout=30)
     finally:
         load.kill()
     assert load.returncode == 130
@@ -144,6 +147,13 @@ def test_a_stopped_load_ends_at_once_with_all_its_processes(engine: str, process
     while (left := _of_group(load.pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == []
+
+
+def _finished(engine: str) -> float:
+    """Requests that the engine has answered."""
+    with urllib.request.urlopen(f"{engine}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total{"))
 
 
 def _of_group(group: int) -> list[int]:

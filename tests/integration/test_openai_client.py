@@ -26,7 +26,8 @@ from tests.faults.rig import GatewayProcess, config_for, eventually, key, servin
 
 HELLO: list[Any] = [{"role": "user", "content": "How does a forebay work?"}]
 SLOTS = 2
-LONG = 2000  # tokens: an answer that outlasts a test, if nobody cancels it
+LONG = 2000  # tokens: an answer that outlasts a test, if nobody cancels it …
+ENDLESS = {"ignore_eos": True}  # … and the engine does not end it early
 
 
 class EngineProcess:
@@ -285,9 +286,7 @@ def all_slots_taken(gateway: GatewayProcess) -> Iterator[Callable[[], None]]:
     """Long streams hold every slot; the yielded call lets them go at once."""
     with client_of(gateway) as client:
         streams = [
-            client.chat.completions.create(
-                model="m", messages=HELLO, max_tokens=LONG, stream=True, extra_body={"ignore_eos": True}
-            )
+            client.chat.completions.create(model="m", messages=HELLO, max_tokens=LONG, stream=True, extra_body=ENDLESS)
             for _ in range(SLOTS)
         ]
         for stream in streams:
@@ -403,7 +402,9 @@ def test_a_retry_succeeds_when_the_key_has_room_again(gateway: GatewayProcess) -
     with (
         client_of(gateway, "sk-single") as other,
         client_of(gateway, "sk-single", max_retries=5, http_client=attempts.transport()) as client,
-        other.chat.completions.create(model="m", messages=HELLO, max_tokens=LONG, stream=True) as stream,
+        other.chat.completions.create(
+            model="m", messages=HELLO, max_tokens=LONG, stream=True, extra_body=ENDLESS
+        ) as stream,
         ThreadPoolExecutor(1) as thread,
     ):
         next(stream)
@@ -433,7 +434,9 @@ def test_leaving_a_stream_frees_the_slot(gateway: GatewayProcess, engine: Engine
     def leave() -> None:
         with (
             client_of(gateway) as client,
-            client.chat.completions.create(model="m", messages=HELLO, max_tokens=LONG, stream=True) as stream,
+            client.chat.completions.create(
+                model="m", messages=HELLO, max_tokens=LONG, stream=True, extra_body=ENDLESS
+            ) as stream,
         ):
             for _ in range(3):
                 next(stream)

@@ -114,7 +114,8 @@ def end_in_order() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    raise KeyboardInterrupt
+    # Not an exception from here: an event loop may be anywhere, and has its own way to end at Ctrl-C.
+    signal.raise_signal(signal.SIGINT)
 
 
 def get(target: Target, path: str, timeout_s: float = 5.0) -> tuple[int, bytes]:

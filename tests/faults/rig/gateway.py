@@ -93,7 +93,7 @@ class GatewayProcess:
             assert match or self.alive, f"forebay serve ended with {self.process.returncode}: {self.stderr}"
             return match.group(1) if match else None
 
-        return eventually(found, within=10, what=f"a line like {pattern.pattern!r} on stdout") or ""
+        return eventually(found, within=40, what=f"a line like {pattern.pattern!r} on stdout") or ""
 
     # ---- what can be seen from outside
 
@@ -186,7 +186,7 @@ class GatewayProcess:
             self.process.kill()
         self.process.wait()
 
-    def stop(self, within: float = 10.0) -> None:
+    def stop(self, within: float = 20.0) -> None:
         """SIGTERM, and the checks on how it ended."""
         assert self.alive, f"forebay serve ended by itself with {self.process.returncode}: {self.stderr}"
         self.signal(signal.SIGTERM)
