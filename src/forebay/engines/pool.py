@@ -188,6 +188,7 @@ class Upstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
+        self._pool.heard += 1
         if exchange is None and self._watch is not self._pool.finishing:
             self.abort()  # an idle connection has nothing to say
             return
@@ -392,6 +393,7 @@ class ConnectionPool:
         self._tls = tls
         self._connect_s = connect_s
         self.heads: dict[bytes, ResponseHead] = {}  # by their bytes, the digits of the length left out
+        self.heard = 0  # times that bytes came from the engine
         self.spare: list[Upstream] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self._closed = False

@@ -5,7 +5,8 @@ never pile up. `/health` is asked first (vLLM, SGLang, llama.cpp, TGI); a server
 models. 2xx is up; 503 and a time-out with an open port mean warming; no connection means down.
 
 An engine that is up may be too busy to answer a probe in time (vLLM on a loaded machine is): taking it out of rotation
-for that would turn load into an outage. Only several missing answers in a row speak against it.
+for that would turn load into an outage. Only several missing answers in a row speak against it, and none while bytes of
+answers to others come from it.
 """
 
 from __future__ import annotations
@@ -74,9 +75,13 @@ class Prober:
             await self.once()
 
     async def _probe(self) -> Probed:
+        heard = self._engine.connections.heard
         for path in (self._known,) if self._known else self._paths:
             status = await self._status(path)
             if status in MISSES:
+                if self.last is Probed.UP and self._engine.connections.heard != heard:
+                    self._misses = 0  # it sent answers to others meanwhile: busy, not away
+                    return Probed.UP
                 self._misses += 1
                 return Probed.UP if self.last is Probed.UP and self._misses < MISSES_MAX else MISSES[status]
             self._misses = 0

@@ -134,3 +134,20 @@ def test_an_engine_that_says_no_is_believed_at_once() -> None:
         assert told == [UP, WARMING]
 
     play(case)
+
+
+def test_an_engine_that_sends_answers_meanwhile_misses_nothing() -> None:
+    """Bytes of answers say more than a probe that finds no turn; without them the misses count."""
+
+    async def case(port: Port, prober: Prober, told: list[Probed]) -> None:
+        await prober.once()
+        port.status = None
+        connections = prober._engine.connections
+        for _ in range(3 * MISSES_MAX):
+            asyncio.get_running_loop().call_later(TIMEOUT_S / 2, setattr, connections, "heard", connections.heard + 1)
+            assert await prober.once() is UP
+        for _ in range(MISSES_MAX):
+            await prober.once()
+        assert told[-2:] == [UP, WARMING]
+
+    play(case)
