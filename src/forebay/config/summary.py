@@ -46,4 +46,4 @@ def plain(config: Config) -> Any:
 def _masked(value: object) -> str:
     if isinstance(value, Secret):
         return "***"
-    raise NotImplementedError(f"config: no plain form of {type(value).__name__}")
+    raise TypeError(f"config: no plain form of {type(value).__name__}")

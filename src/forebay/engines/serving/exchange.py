@@ -93,13 +93,13 @@ class Exchange:
         """A 200 is certain; only a stream has anything to send then."""
 
     def token(self, index: int, text: str) -> None:
-        raise NotImplementedError(f"{self.asked.kind} takes no tokens")
+        raise TypeError(f"{self.asked.kind} takes no tokens")
 
     def done(self, index: int, finish_reason: str, prompt_tokens: int, completion_tokens: int) -> None:
-        raise NotImplementedError(f"{self.asked.kind} is not generated")
+        raise TypeError(f"{self.asked.kind} is not generated")
 
     def vector(self, index: int, values: list[float], prompt_tokens: int) -> None:
-        raise NotImplementedError(f"{self.asked.kind} takes no vector")
+        raise TypeError(f"{self.asked.kind} takes no vector")
 
     def error(self, index: int, status: int, message: str, kind: str, code: str | None) -> None:
         self.open_jobs.pop(index, None)
