@@ -92,13 +92,13 @@ class Exchange:
     def begin(self) -> None:
         """A 200 is certain; only a stream has anything to send then."""
 
-    def token(self, index: int, text: str) -> None:
+    def token(self, index: int, text: str) -> None:  # noqa: ARG002
         raise TypeError(f"{self.asked.kind} takes no tokens")
 
-    def done(self, index: int, finish_reason: str, prompt_tokens: int, completion_tokens: int) -> None:
+    def done(self, index: int, finish_reason: str, prompt_tokens: int, completion_tokens: int) -> None:  # noqa: ARG002
         raise TypeError(f"{self.asked.kind} is not generated")
 
-    def vector(self, index: int, values: list[float], prompt_tokens: int) -> None:
+    def vector(self, index: int, values: list[float], prompt_tokens: int) -> None:  # noqa: ARG002
         raise TypeError(f"{self.asked.kind} takes no vector")
 
     def error(self, index: int, status: int, message: str, kind: str, code: str | None) -> None:
