@@ -8,9 +8,10 @@ from pathlib import Path
 from forebay.load.attack import queue_wait_ms
 from forebay.load.client import Call
 from forebay.load.closed import measure_capacity
-from forebay.load.pacer import Phase, Poisson, schedule
 from forebay.load.target import Target
-from forebay.load.workload import Sizes, Workload
+from forebay.load.workload import Workload
+from forebay.workload.pacer import Phase, Poisson, schedule
+from forebay.workload.sizes import Sizes
 from tests.faults.rig import config_for, serving
 
 from .processes import open_loop, simulated

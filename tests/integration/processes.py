@@ -18,10 +18,10 @@ from pathlib import Path
 import uvloop
 
 from forebay.load.client import Call, Client
-from forebay.load.pacer import Arrival
-from forebay.load.retry import NoRetry
 from forebay.load.target import Target
 from forebay.load.workload import Magazine, Workload
+from forebay.workload.arrival import Arrival
+from forebay.workload.retry import NoRetry
 from tests.faults.rig import eventually
 
 FOREBAY = [sys.executable, "-m", "forebay"]

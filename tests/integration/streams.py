@@ -9,9 +9,10 @@ from random import Random
 
 from forebay.engines.simulated.profiles import StepProfile, profile_named
 from forebay.load.client import Call
-from forebay.load.pacer import Arrival
 from forebay.load.target import Target
-from forebay.load.workload import Sizes, Workload
+from forebay.load.workload import Workload
+from forebay.workload.arrival import Arrival
+from forebay.workload.sizes import Sizes
 from tests.faults.rig import GatewayProcess, config_for, eventually, serving
 
 from .processes import SimulatedEngine, open_loop, simulated

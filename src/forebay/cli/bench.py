@@ -14,13 +14,14 @@ from forebay.load.attack import Plan, attack
 from forebay.load.campaign import Load, plan_for
 from forebay.load.child import end_in_order
 from forebay.load.observe import first_model
-from forebay.load.retry import CLIENTS
-from forebay.load.workload import Sizes, Workload, parse_keys
+from forebay.load.workload import Workload, parse_keys
 from forebay.report.live import LiveLine
 from forebay.report.publish import check_writable, publish
 from forebay.report.records import Objective, RunRecords
 from forebay.report.results import Results, environment, summarise
 from forebay.report.table import print_comparison
+from forebay.workload.retry import CLIENTS
+from forebay.workload.sizes import Sizes
 
 ARRIVALS = ("poisson", "bursty", "gamma", "constant", "ramp", "trace")
 

@@ -18,8 +18,6 @@ import uvloop
 from forebay.errors import ForebayError, UsageError
 from forebay.load.client import DEFAULT_MAX_CONNECTIONS, Call, Client
 from forebay.load.observe import Observer
-from forebay.load.pacer import Arrival
-from forebay.load.retry import client_model
 from forebay.load.target import Target
 from forebay.load.workload import Magazine, Workload
 from forebay.report.records import (
@@ -33,6 +31,8 @@ from forebay.report.records import (
     read_lines,
     read_run,
 )
+from forebay.workload.arrival import Arrival
+from forebay.workload.retry import client_model
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import SynchronizedArray

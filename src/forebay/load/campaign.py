@@ -8,8 +8,12 @@ from typing import Literal
 
 from forebay.errors import UsageError
 from forebay.load.attack import Plan
-from forebay.load.pacer import (
-    Arrival,
+from forebay.load.target import Target
+from forebay.load.workload import Workload
+from forebay.report.records import Objective, PhaseBounds, RunHeader
+from forebay.report.results import WARM_UP
+from forebay.workload.arrival import Arrival
+from forebay.workload.pacer import (
     Constant,
     Gamma,
     Pacer,
@@ -20,11 +24,7 @@ from forebay.load.pacer import (
     phase_bounds_s,
     schedule,
 )
-from forebay.load.target import Target
-from forebay.load.trace import read_trace
-from forebay.load.workload import Workload
-from forebay.report.records import Objective, PhaseBounds, RunHeader
-from forebay.report.results import WARM_UP
+from forebay.workload.trace import read_trace
 
 MAX_RATE = 100_000.0
 MAX_DURATION_S = 24 * 3600.0

@@ -18,11 +18,11 @@ from typing import cast
 
 import httptools
 
-from forebay.load.pacer import Arrival
-from forebay.load.retry import CONNECTION_ERROR, RetryPolicy
 from forebay.load.sse import SseCounter, usage_of
 from forebay.load.target import Target
 from forebay.load.workload import Shot
+from forebay.workload.arrival import Arrival
+from forebay.workload.retry import CONNECTION_ERROR, RetryPolicy
 
 MAX_BODY_BYTES = 64 << 20
 DEFAULT_MAX_CONNECTIONS = 16384

@@ -10,11 +10,11 @@ import uvloop
 
 from forebay.errors import EngineError
 from forebay.load.client import Call, Client
-from forebay.load.pacer import Arrival
-from forebay.load.retry import NoRetry
 from forebay.load.target import Target
 from forebay.load.workload import Magazine, Workload
 from forebay.report.statistics import percentile
+from forebay.workload.arrival import Arrival
+from forebay.workload.retry import NoRetry
 
 
 @dataclass(frozen=True, slots=True)

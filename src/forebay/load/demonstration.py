@@ -19,14 +19,15 @@ from forebay.errors import EngineError
 from forebay.load.attack import OnProgress, Plan, attack
 from forebay.load.child import Child, get, post_json
 from forebay.load.closed import Capacity, measure_capacity
-from forebay.load.pacer import Clumps, Phase, Poisson, phase_bounds_s, schedule
 from forebay.load.target import Target
-from forebay.load.workload import Sizes, Workload
+from forebay.load.workload import Workload
 from forebay.report.engine_metrics import engine_sample
 from forebay.report.records import Objective, PhaseBounds, RunHeader, RunRecords, stitch
 from forebay.report.results import RunResult, within
 from forebay.report.series import last_event_s
 from forebay.report.table import milliseconds, percent
+from forebay.workload.pacer import Clumps, Phase, Poisson, phase_bounds_s, schedule
+from forebay.workload.sizes import Sizes
 
 EngineKind = Literal["embedded", "simulated"]
 MODES = ("backpressure", "admission", "hybrid")

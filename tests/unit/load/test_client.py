@@ -12,11 +12,11 @@ import uvloop
 
 from forebay.load.attack import queue_wait_ms, record_of
 from forebay.load.client import Call, Client
-from forebay.load.pacer import Arrival
-from forebay.load.retry import NaiveRetry, NoRetry, RetryPolicy, SdkRetry
 from forebay.load.target import Target
 from forebay.load.workload import Magazine, Workload
 from forebay.report.records import RequestRecord
+from forebay.workload.arrival import Arrival
+from forebay.workload.retry import NaiveRetry, NoRetry, RetryPolicy, SdkRetry
 
 Answer = Callable[[asyncio.StreamWriter, int], Awaitable[None]]
 

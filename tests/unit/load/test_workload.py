@@ -12,11 +12,12 @@ import pytest
 
 from forebay.errors import UsageError
 from forebay.load.campaign import Load, plan_for
-from forebay.load.pacer import Arrival
 from forebay.load.target import Target
-from forebay.load.trace import read_trace
-from forebay.load.workload import Key, Magazine, Sizes, Workload, parse_keys
+from forebay.load.workload import Key, Magazine, Workload, parse_keys
 from forebay.report.records import Objective
+from forebay.workload.arrival import Arrival
+from forebay.workload.sizes import Sizes
+from forebay.workload.trace import read_trace
 
 NOW = Arrival(0, "x")
 

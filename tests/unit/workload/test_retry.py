@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import UsageError
-from forebay.load.retry import (
+from forebay.workload.retry import (
     CONNECTION_ERROR,
     NaiveRetry,
     NoRetry,

@@ -12,8 +12,7 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from forebay.errors import UsageError
-
-NS_PER_S = 1_000_000_000
+from forebay.workload.arrival import NS_PER_S, Arrival
 
 
 class Pacer(Protocol):
@@ -27,15 +26,6 @@ class Pacer(Protocol):
     def offsets_s(self, rng: Random) -> Iterator[float]:
         """Ascending send times in seconds from the start, all below `duration_s`."""
         ...
-
-
-class Arrival(NamedTuple):
-    """One request to be sent: its intended time from the start of the run, and sizes when a trace dictates them."""
-
-    at_ns: int
-    phase: str
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
 
 
 class Phase(NamedTuple):

@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from forebay.errors import UsageError
-from forebay.load.pacer import (
+from forebay.workload.pacer import (
     Clumps,
     Constant,
     Gamma,

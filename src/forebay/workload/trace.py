@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from forebay.errors import UsageError
-from forebay.load.pacer import NS_PER_S, Arrival
+from forebay.workload.arrival import NS_PER_S, Arrival
 
 TIME_COLUMNS = ("timestamp", "time", "arrival_s", "arrived_at")
 PROMPT_COLUMNS = ("prompt_tokens", "contexttokens", "request tokens", "request_tokens", "input_tokens", "input_length")
