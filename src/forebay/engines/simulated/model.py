@@ -34,14 +34,25 @@ class EngineLimits:
 
     `reserve_output` admits a sequence only when its prompt and its whole output fit beside those of all running
     ones: no preemption ever, and a smaller batch. Without it, as in vLLM, only what is computed now must fit.
+    `max_mixed_tokens` bounds the tokens of a step in which sequences decode too, for an engine that guards its answers
+    from long prompts so (the embedded one does); prompts get at least a quarter of it. None: no bound of its own.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_tokens: int
     reserve_output: bool = False
+    max_mixed_tokens: int | None = None
+
+    def prefill_budget(self, decodes: int) -> int:
+        """Prompt tokens that a step may compute beside so many decoding sequences."""
+        if decodes and self.max_mixed_tokens is not None:
+            return max(self.max_mixed_tokens - decodes, self.max_mixed_tokens // 4)
+        return self.max_num_batched_tokens - decodes
 
     def __post_init__(self) -> None:
+        if self.max_mixed_tokens is not None and self.max_mixed_tokens < 4:
+            raise ValueError(f"max_mixed_tokens must be at least 4, got {self.max_mixed_tokens}")
         for name in ("max_num_seqs", "max_num_batched_tokens", "kv_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -277,7 +288,7 @@ class EngineModel:
         self._context += decodes
         self.kv_used += decodes
         admitted: list[str] = []
-        budget = self.limits.max_num_batched_tokens - decodes
+        budget = self.limits.prefill_budget(decodes)
         chunks: list[tuple[_Sequence, int, int]] = []
         if self._prefilling or self._waiting:
             chunks = self._prefill(budget, admitted, admit=not preempted)
@@ -424,7 +435,7 @@ class EngineModel:
     def _first_chunk(self, sequence: _Sequence) -> int:
         """Tokens that the first step would put into the cache, for a sequence that were admitted now."""
         cached = self._cached(sequence)
-        budget = self.limits.max_num_batched_tokens - len(self._decoding)
+        budget = self.limits.prefill_budget(len(self._decoding))
         return cached + min(budget, sequence.goal - cached)
 
     def _fits(self, sequence: _Sequence, now_tokens: int) -> bool:
