@@ -307,9 +307,8 @@ class EngineModel:
         if chunks:
             stretch.first, stretch.joined = self._join(chunks)
         if not chunks and not preempted and not self._prefilling and not self._noise and most != 1:
-            stretch.steps = min(
-                self._next_end() - self._steps + 1, (self.limits.kv_tokens - self.kv_used) // decodes + 1
-            )
+            room = (self.limits.kv_tokens - self.kv_used) // decodes
+            stretch.lengthen(1 + min(self._next_end() - self._steps, room))
         self._collect_finishing(stretch)
         if self._cache is not None:
             self._cache.shrink(self.limits.kv_tokens - self.kv_used)
