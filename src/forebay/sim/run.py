@@ -158,7 +158,7 @@ def call_name(request: Request) -> str:
 
 
 class Parts:
-    """Everything of a scenario but the drivers of its gateways, which may be simulated or live. `world` has the time."""
+    """Everything of a scenario but the drivers of its gateways, which may be simulated or live. `world` is the time."""
 
     def __init__(self, scenario: Scenario, config: schema.Config, world: Time) -> None:
         self.scenario = scenario
