@@ -310,8 +310,7 @@ class EngineModel:
             room = (self.limits.kv_tokens - self.kv_used) // decodes
             stretch.lengthen(1 + min(self._next_end() - self._steps, room))
         self._collect_finishing(stretch)
-        if self._cache is not None:
-            self._cache.shrink(self.limits.kv_tokens - self.kv_used)
+        self._shrink_cache()
         return stretch
 
     def _timed(self, now: int, batch_tokens: int, batch_seqs: int, context: int, pairs: float) -> Stretch:
@@ -352,6 +351,12 @@ class EngineModel:
         self._ahead += steps
         self._context += grown
         self.kv_used += grown
+        self._shrink_cache()
+
+    def _shrink_cache(self) -> None:
+        """What the sequences take is taken from the prefix cache."""
+        if self._cache is not None:
+            self._cache.shrink(self.limits.kv_tokens - self.kv_used)
 
     def _next_end(self) -> int:
         """The step in which the first of the decoding sequences makes its last token."""
@@ -498,7 +503,7 @@ class EngineModel:
         """It is gone for good; what it has computed stays in the prefix cache as long as there is room."""
         if self._cache is not None and sequence.session:
             self._cache.keep(sequence.session, sequence.computed)
-            self._cache.shrink(self.limits.kv_tokens - self.kv_used)
+            self._shrink_cache()
 
     def _skip_gone(self) -> None:
         while self._waiting and self._waiting[0].gone:
