@@ -14,7 +14,7 @@ import pytest
 from forebay.load.target import Target
 from forebay.load.workload import Key, Workload
 from forebay.workload.arrival import NS_PER_S
-from forebay.workload.generate import generate
+from forebay.workload.generate import stream
 from forebay.workload.trace import load_trace
 from tests.faults.rig import ask, chat, config_for, key, serving
 
@@ -25,7 +25,7 @@ KEYS = (Key("heavy", "sk-heavy", 3.0), Key("light", "sk-light"))
 
 def test_a_record_is_the_load_that_was_sent(tmp_path: Path) -> None:
     path = tmp_path / "record.csv"
-    arrivals = generate(rate=60, duration_s=2, prompt_tokens="20-200", output_tokens="2-30", seed=4)
+    arrivals = list(stream(rate=60, duration_s=2, prompt_tokens="20-200", output_tokens="2-30", seed=4))
     with simulated(tmp_path, "--time-scale", "20", "--model-name", "m") as engine:
         keys = [key("heavy"), key("light"), key("poor", requests_per_minute=1)]
         config = config_for(engine.url, slots=64, keys=keys, telemetry={"record_path": str(path)})

@@ -289,7 +289,7 @@ def workload_of(
     workload = WorkloadSpec(
         rate=rate,
         duration_s=window_s + WARM_UP_S,
-        arrivals=arrivals,  # type: ignore[arg-type]
+        arrivals=arrivals,
         cv=3.0 if cv is None else cv,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
