@@ -194,8 +194,8 @@ def _check_numbers(options: dict[str, Any]) -> None:
 
 def _idle_prices(book: PriceBook, found: list[Candidate]) -> list[str]:
     """Prices that were given and have no effect, which is more likely a slip than a wish."""
-    used = {candidate.gpu for candidate in found}
-    return [f"--price {gpu} has no effect: it is not among the candidates" for gpu in book.given if gpu not in used]
+    used = {book.given_for(candidate.gpu) for candidate in found}
+    return [f"--price {gpu} has no effect: it is not among the candidates." for gpu in book.given if gpu not in used]
 
 
 def _planned(question: Question, book: PriceBook, notes: list[str], options: dict[str, Any]) -> Plan:

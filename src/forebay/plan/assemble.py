@@ -98,11 +98,11 @@ def _verdict_text(
     for mode in ("admission", "hybrid"):
         bill, continuous = saved[mode], per_gpu[mode]
         if bill is None:
-            parts.append(f"{mode} alone keeps the objective with no allowed number of GPUs")
+            parts.append(f"{mode} keeps the objective with no allowed number of GPUs")
             continue
-        words = f"{mode} {_change(bill)}"
+        words = f"the cheapest fleet under {mode} {_change(bill)}"
         if continuous is not None:
-            words += f" (as a continuous figure, from the traffic that the same GPUs carry: {_change(continuous)})"
+            words += f" ({_change(continuous)} if GPUs were divisible, by the traffic that the same ones carry)"
         parts.append(words)
     best = max(saved[mode] or 0.0 if (one := per_gpu[mode]) is None else one for mode in ("admission", "hybrid"))
     if best >= CLAIMED - ALIKE:
@@ -111,7 +111,7 @@ def _verdict_text(
         judgement = "There is a saving, but not the claimed 22 %, for this traffic and objective."
     else:
         judgement = "The claimed 22 % is not found for this traffic and objective: the modes cost alike."
-    return f"Against backpressure at the same objective, {'; '.join(parts)}. {judgement}"
+    return f"Against backpressure alone at the same objective, {'; '.join(parts)}. {judgement}"
 
 
 def _change(part: float) -> str:

@@ -99,7 +99,7 @@ def _card_named(name: str, fitting: Sequence[Profile]) -> str:
     asked = card(name)
     if asked in known:
         return asked
-    near = [one for one in known if one.startswith(asked)]
+    near = [one for one in known if one.startswith(f"{asked}-")] or [one for one in known if one.startswith(asked)]
     if len(near) == 1:
         return near[0]
     near = near or difflib.get_close_matches(asked, known, n=3, cutoff=0.6)

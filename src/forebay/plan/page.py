@@ -121,12 +121,12 @@ def _tables(plan: Plan) -> str:
         parts.append(f'<p class="verdict">{escape(plan.verdict.text)}</p>')
     if plan.sensitivity:
         head, rows = sensitivity_rows(plan)
-        parts.append(_table("More and less traffic", head, rows, [False] * len(rows)))
+        parts.append(_table("This fleet under more and less traffic", head, rows, [False] * len(rows)))
     return "".join(parts)
 
 
 def _table(title: str, head: list[str], rows: list[list[str]], marked: list[bool]) -> str:
-    names = "".join(f"<th>{escape(name)}</th>" for name in head)
+    names = "".join(f"<th>{escape(name)}</th>" if name else '<th class="words"></th>' for name in head)
     body = []
     for row, answer in zip(rows, marked, strict=True):
         cells = "".join(

@@ -36,6 +36,9 @@ DEARER = 2.0
 CHECK_ADDED_MOST = 0.25
 """The longer check may add this share of engines before it is reported as missed."""
 
+HEAVIER = 1.15
+"""The multiple of the traffic under which setups that all keep the objective are told apart."""
+
 SENSITIVITY = (0.7, 1.3)
 CURVE = (0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5)
 
@@ -90,7 +93,7 @@ class Planner:
             raise UsageError(self._none_enough())
         # `min` keeps the first of equals: hybrid before the others.
         prospect, probe = min(answers, key=lambda one: one[1].engines * one[0].candidate.usd_per_hour)
-        checked, check = self._checked(prospect, probe)
+        checked, check = self._checked(prospect, self._sturdiest(prospect, probe))
         findings = Findings(
             self.fleet(prospect.candidate, checked),
             prospect.candidate,
@@ -185,6 +188,16 @@ class Planner:
             cost=cost(gpus, candidate.price, self._ask.traffic, probe.trial, factor),
             window=figures(probe.trial, self._ask.objective),
         )
+
+    def _sturdiest(self, prospect: Prospect, probe: Probe) -> Probe:
+        """Of the setups with which as many engines are enough, the one that does best under heavier traffic."""
+        self._say(f"{prospect.candidate.name}, the sturdiest setup")
+        bench, objective = self._bench(prospect.candidate), self._ask.objective
+        tried = self._setups(probe.setup.mode, prospect)
+        enough = [one for one in bench.run(probe.engines, tried) if one.trial.meets(objective)]
+        heavier = bench.run(probe.engines, [one.setup for one in enough], HEAVIER)
+        best = max(range(len(enough)), key=lambda index: heavier[index].trial.margin(objective))
+        return enough[best]
 
     def _checked(self, prospect: Prospect, probe: Probe) -> tuple[Probe, Check | None]:
         """The answer under the longer stretch, with engines added until that keeps the objective too."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import math
 import re
@@ -70,8 +69,9 @@ class PriceBook:
 
     def price(self, gpu: str) -> Price | None:
         """The price of a GPU in `card` spelling; None when there is no current quote."""
-        if gpu in self.given:
-            usd = self.given[gpu]
+        name = self.given_for(gpu)
+        if name is not None:
+            usd = self.given[name]
             return Price(gpu, usd, usd, usd, 0, "", "given with --price")
         newest = _newest(self._current(gpu))
         if not newest:
@@ -82,10 +82,10 @@ class PriceBook:
         count = f"median of {len(newest)} providers" if len(newest) > 1 else f"one quote, {newest[0].provider}"
         return Price(gpu, statistics.median(amounts), amounts[0], amounts[-1], len(newest), as_of, count)
 
-    def cards(self) -> list[str]:
-        """GPUs that have a price."""
-        known = {quote.gpu for quote in self.quotes} | set(self.given)
-        return sorted(gpu for gpu in known if self.price(gpu) is not None)
+    def given_for(self, gpu: str) -> str | None:
+        """The name of the price that the user set for a GPU: its own, or its beginning, as `h100` for `h100-80g`."""
+        names = [name for name in self.given if gpu == name or gpu.startswith(f"{name}-")]
+        return max(names, key=len, default=None)
 
     def _current(self, gpu: str) -> list[Quote]:
         latest = max((_month(quote.as_of) for quote in self.quotes), default=0)
@@ -117,8 +117,7 @@ def price_book(path: Path | None = None, given: Iterable[str] = (), provider: st
             raise UsageError(f"{path}: cannot be read as prices: {reason or error}") from None
     shops = sorted({quote.provider for quote in quotes if quote.provider})
     if provider is not None and not any(shop.lower().startswith(provider.lower()) for shop in shops):
-        near = difflib.get_close_matches(provider, shops, n=3, cutoff=0.3) or shops[:6]
-        raise UsageError(f"--provider {provider}: no quote of that provider; there are {', '.join(near)}")
+        raise UsageError(f"--provider {provider}: no quote is of that provider; there are {', '.join(shops) or 'none'}")
     return PriceBook(quotes, dict(map(_given, given)), provider, "shipped quotes" if path is None else str(path))
 
 

@@ -10,6 +10,11 @@ from rich.table import Table
 from forebay.plan.result import CandidateResult, Check, Figures, Fleet, Plan
 from forebay.report.table import milliseconds
 
+WIDE = 130
+"""Columns of a terminal that hold all of the tables."""
+
+NARROW = frozenset({"GPU", "engine", "$/GPU h", "engines", "$/month", "$/M tok", "$/M out"})
+
 
 def usd(amount: float) -> str:
     """`$2,826` or `$3.87`."""
@@ -32,10 +37,13 @@ def print_plan(console: Console, plan: Plan) -> None:
     for line in headline(plan):
         console.print(escape(line), highlight=False)
     console.print()
-    console.print(candidate_table(plan))
+    console.print(candidate_table(plan, console.width))
+    for one in plan.candidates:
+        if one.why and console.width < WIDE:
+            console.print(f"{one.profile}: {escape(one.why)}", highlight=False)
     if plan.comparisons:
         console.print()
-        console.print(mode_table(plan))
+        console.print(mode_table(plan, console.width))
     if plan.verdict is not None:
         console.print(escape(plan.verdict.text), highlight=False, width=min(console.width, 110))
     if plan.sensitivity:
@@ -93,7 +101,6 @@ def candidate_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
         "GPU",
         "engine",
         "$/GPU h",
-        "quotes",
         "at least",
         "engines",
         "$/month",
@@ -108,9 +115,11 @@ def candidate_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
 
 def _candidate_row(one: CandidateResult) -> list[str]:
     price = one.price
-    spread = f"{price.low:.2f}-{price.high:.2f}" if price.quotes > 1 else ("given" if not price.quotes else "one")
+    spread = (
+        f"({price.low:.2f}-{price.high:.2f})" if price.quotes > 1 else ("(one quote)" if price.quotes else "(given)")
+    )
     kind = "/".join(one.profile.split("/")[3:])
-    row = [one.gpu, kind, f"{price.usd_per_hour:.2f}", spread, str(one.bound_engines or "–")]
+    row = [one.gpu, kind, f"{price.usd_per_hour:.2f} {spread}", str(one.bound_engines or "–")]
     if one.fleet is None:
         return [*row, "–", "–", "–", "–", "–", "–", one.why]
     fleet, cost = one.fleet, one.fleet.cost
@@ -149,7 +158,7 @@ def mode_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
 
 def sensitivity_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
     """Header and rows of more and less traffic."""
-    head = ["traffic", "this fleet: in time", "refused", "", "fleet it would take", "$/month", "$/M tok"]
+    head = ["traffic", "in time", "refused", "", "it would take", "$/month", "$/M tok"]
     rows = []
     for one in plan.sensitivity:
         kept = "keeps it" if one.unchanged.meets else "misses it"
@@ -162,19 +171,27 @@ def sensitivity_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-def candidate_table(plan: Plan) -> Table:
+def candidate_table(plan: Plan, width: int) -> Table:
     """Every candidate with its least fleet in hybrid mode."""
-    return _table("Candidates (hybrid mode)", *candidate_rows(plan))
+    head, rows = candidate_rows(plan)
+    if width < WIDE:
+        # All of them keep the objective: how exactly is what a narrow terminal goes without.
+        rows = [[cell for name, cell in zip(head, row, strict=True) if name in NARROW] for row in rows]
+        head = [name for name in head if name in NARROW]
+    return _table("Candidates (hybrid mode)", head, rows)
 
 
-def mode_table(plan: Plan) -> Table:
+def mode_table(plan: Plan, width: int) -> Table:
     """What each mode costs at the same objective."""
-    return _table("The three modes at this objective", *mode_rows(plan))
+    head, rows = mode_rows(plan)
+    if width < WIDE:
+        head, rows = head[:-1], [row[:-1] for row in rows]
+    return _table("The three modes at this objective", head, rows)
 
 
 def sensitivity_table(plan: Plan) -> Table:
     """More and less traffic."""
-    return _table("More and less traffic", *sensitivity_rows(plan))
+    return _table("This fleet under more and less traffic", *sensitivity_rows(plan))
 
 
 def _table(title: str, head: list[str], rows: list[list[str]]) -> Table:
@@ -183,7 +200,7 @@ def _table(title: str, head: list[str], rows: list[list[str]]) -> Table:
     )
     for index, name in enumerate(head):
         text = index == 0 or name == ""
-        table.add_column(name, justify="left" if text else "right", no_wrap=name != "")
+        table.add_column(name, justify="left" if text else "right", no_wrap=name != "" or index < len(head) - 1)
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     return table

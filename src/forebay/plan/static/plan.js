@@ -42,9 +42,11 @@
         ctx.lineTo(u.bbox.left + u.bbox.width, y);
         ctx.stroke();
         ctx.font = 11 * devicePixelRatio + "px system-ui, sans-serif";
-        ctx.textAlign = "right";
-        ctx.textBaseline = "bottom";
-        ctx.fillText(label, u.bbox.left + u.bbox.width - 4, y - 2);
+        // Beside the top edge there is no room above the line.
+        const above = y - u.bbox.top > 16 * devicePixelRatio;
+        ctx.textAlign = "left";
+        ctx.textBaseline = above ? "bottom" : "top";
+        ctx.fillText(label, u.bbox.left + 6 * devicePixelRatio, above ? y - 2 : y + 3);
         ctx.restore();
       }],
     },
