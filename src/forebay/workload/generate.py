@@ -81,7 +81,7 @@ class RetryStorm(NamedTuple):
 
 
 RETRY_STORM = RetryStorm()
-"""Who sends the arrivals `retry-storm`."""
+"""Who should send the arrivals `retry-storm`: arrivals alone do not retry."""
 
 
 def _gamma(take: Settings, rate: float, duration_s: float) -> Pacer:
@@ -130,7 +130,7 @@ SHAPES: dict[str, Shape] = {
     "ramp": Shape(_ramp, "to=3", "from the rate to so many times the rate"),
     "diurnal": Shape(_diurnal, "peak=3, period=86400, cv=1", "a sinusoid: peak over trough, from the trough on"),
     "spike": Shape(_spike, "factor=4, at, for, cv=1", "so many times the rate, from second `at`, `for` seconds"),
-    "retry-storm": Shape(_spike, "factor=4, at, for, cv=1", "a spike, sent by callers that retry (RETRY_STORM)"),
+    "retry-storm": Shape(_spike, "factor=4, at, for, cv=1", "a spike, for callers such as RETRY_STORM"),
     "measured": Shape(_measured, "model=m-large, from_h=0, cv=1", "the daily and weekly curve of a ServeGen model"),
 }
 """By name. The rate is the mean, but that of `ramp` is where it begins and that of spikes is the one outside of them;
