@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 from statistics import fmean, pstdev
@@ -15,7 +16,7 @@ from forebay.errors import UsageError
 from forebay.workload import generate
 from forebay.workload.arrival import NS_PER_S, Arrival
 from forebay.workload.generate import RETRY_STORM, SHAPES, check_arrivals
-from forebay.workload.pacer import Table
+from forebay.workload.pacer import Diurnal, Spike, Table
 from forebay.workload.population import Quantiles, measured_rates, models, population
 from forebay.workload.retry import CLIENTS, client_model
 from forebay.workload.trace import shipped_folder, sizes_of
@@ -233,3 +234,21 @@ def test_a_text_that_is_one_passes_the_check(kind: str) -> None:
 def test_a_load_that_makes_no_sense_is_refused(how: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         generate.stream(**({"rate": 1.0, "duration_s": 1.0} | how))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Table((), 60, 10),
+        lambda: Table((0.0, 0.0), 60, 10),
+        lambda: Table((1.0, -1.0), 60, 10),
+        lambda: Table((1.0,), 0, 10),
+        lambda: Diurnal(1.0, 0.5, 86_400, 10),
+        lambda: Diurnal(1.0, 2.0, 0, 10),
+        lambda: Spike(1.0, -1.0, 1, 1, 10),
+        lambda: Spike(1.0, 2.0, -1, 1, 10),
+    ],
+)
+def test_a_process_that_cannot_be_is_refused_when_it_is_made(make: Callable[[], object]) -> None:
+    with pytest.raises(UsageError, match="needs a|a spike begins"):
+        make()
