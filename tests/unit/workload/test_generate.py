@@ -250,5 +250,5 @@ def test_a_load_that_makes_no_sense_is_refused(how: dict[str, float], message: s
     ],
 )
 def test_a_process_that_cannot_be_is_refused_when_it_is_made(make: Callable[[], object]) -> None:
-    with pytest.raises(UsageError, match="needs a|a spike begins"):
+    with pytest.raises(UsageError, match=r"needs a|a spike begins"):
         make()
