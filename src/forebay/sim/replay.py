@@ -11,7 +11,6 @@ from forebay.engines.simulated.fitted import FrontEnd
 from forebay.engines.simulated.model import EngineLimits, EngineModel
 from forebay.engines.simulated.profiles import StepProfile
 
-
 SAME_NS = 500_000
 """First tokens of one step reach their callers within this time."""
 
