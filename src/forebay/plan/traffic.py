@@ -22,6 +22,9 @@ WINDOW_STEP_S = 10.0
 WARM_UP_S = 60.0
 """Load before the measured window, so that it does not begin on empty engines."""
 
+LONGER = 3
+"""Windows of a steady rate that the longer check takes."""
+
 RATE_MOST = 100_000.0
 CHECK_S_MOST = 7200.0
 CHECK_REQUESTS_MOST = 150_000
@@ -85,8 +88,9 @@ class Traffic:
         if workload.rate is None:
             self.window = busiest(self.arrivals, self.duration_s, window_s, cost)
         else:
-            length_s = self.duration_s - WARM_UP_S
-            self.window = Window(WARM_UP_S, length_s, WARM_UP_S, "a steady rate is alike everywhere")
+            length_s = min(window_s or self.duration_s, self.duration_s)
+            warm_up_s = self.duration_s - length_s
+            self.window = Window(warm_up_s, length_s, warm_up_s, "a steady rate is alike everywhere")
         self.sizes = sizes_of(self.windowed())
         self.figures = self._figures(name)
 
@@ -109,12 +113,8 @@ class Traffic:
     def longer(self) -> tuple[WorkloadSpec, float, str] | None:
         """A check beyond the window: the whole traffic, or as much from its start as ends soon. None: it was whole."""
         if self.workload.rate is not None:
-            longer_s = 3 * self.window.duration_s
-            return (
-                self._at_rate(1.0, longer_s),
-                min(WARM_UP_S, longer_s / 10),
-                f"{longer_s / 60:g} minutes at that rate",
-            )
+            longer_s, warm_up_s = LONGER * self.window.duration_s, self.window.warm_up_s
+            return self._at_rate(1.0, warm_up_s + longer_s), warm_up_s, f"{longer_s / 60:.3g} minutes at that rate"
         if self.window.duration_s >= self.duration_s:
             return None
         length_s = min(self.duration_s, CHECK_S_MOST, CHECK_REQUESTS_MOST / self.figures.requests_per_s)
@@ -288,7 +288,7 @@ def workload_of(
         raise UsageError(f"--cv {cv:g}: a coefficient of variation within 0.01 and 100 is asked")
     workload = WorkloadSpec(
         rate=rate,
-        duration_s=window_s + WARM_UP_S,
+        duration_s=window_s + min(WARM_UP_S, window_s),
         arrivals=arrivals,
         cv=3.0 if cv is None else cv,
         prompt_tokens=prompt_tokens,
