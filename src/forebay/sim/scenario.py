@@ -140,7 +140,8 @@ class WorkloadSpec(Spec, frozen=True):
                 jitter_s=self.jitter_s,
                 seed=seed,
             )
-        assert self.rate is not None and self.duration_s is not None
+        assert self.rate is not None
+        assert self.duration_s is not None
         return schedule([Phase("load", self._pacer(self.rate, self.duration_s))], seed)
 
     def _pacer(self, rate: float, duration_s: float) -> Pacer:
