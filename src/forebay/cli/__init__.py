@@ -13,6 +13,7 @@ COMMANDS = {
     "serve": ("forebay.cli.serve", "Run the gateway."),
     "demo": ("forebay.cli.demo", "Drive a real model past capacity in all three modes and compare."),
     "bench": ("forebay.cli.bench", "Open-loop load against a gateway or engine, with a report."),
+    "advise": ("forebay.cli.advise", "Recommend a mode, a preset and a config, with the reasons."),
     "engine": ("forebay.cli.engine", "Run a stand-alone OpenAI-style engine: embedded or simulated."),
     "config": ("forebay.cli.config", "Check a config file, or show the full default one."),
 }

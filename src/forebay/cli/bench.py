@@ -46,7 +46,7 @@ ARRIVALS = ("poisson", "bursty", "gamma", "constant", "ramp", "trace")
 @click.option("--clump", type=int, metavar="N", help="bursty: requests per clump; without it MMPP-2 with ratio 5.")
 @click.option("--rate-to", type=float, metavar="R", help="ramp: rate at its end (default: 3 times --rate).")
 @click.option(
-    "--trace", "trace", type=click.Path(path_type=Path, dir_okay=False), help="trace: CSV file, plain or .gz."
+    "--trace", metavar="NAME|FILE", help="trace: one that ships (docs/traces.md), or a CSV or JSONL log, plain or gzip."
 )
 @click.option("--speed", type=float, default=1.0, show_default=True, metavar="X", help="trace: how much faster.")
 @click.option("--model", metavar="M", help="Model name in the requests (default: the first that the target lists).")

@@ -24,7 +24,7 @@ from forebay.workload.pacer import (
     phase_bounds_s,
     schedule,
 )
-from forebay.workload.trace import read_trace
+from forebay.workload.trace import load_trace
 
 MAX_RATE = 100_000.0
 MAX_DURATION_S = 24 * 3600.0
@@ -47,7 +47,7 @@ class Load:
     cv: float = 3.0
     clump: int | None = None
     rate_to: float | None = None
-    trace: Path | None = None
+    trace: str | None = None  # a shipped trace's name, or a file
     speed: float = 1.0
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Load:
         if not 0 < self.speed <= 10_000:
             raise UsageError("--speed must lie within 0 and 10000")
         if (self.trace is not None) != (self.arrivals == "trace"):
-            raise UsageError("--arrivals trace and --trace FILE go together")
+            raise UsageError("--arrivals trace and --trace NAME|FILE go together")
         if self.arrivals != "trace":
             self._check_rates()
 
@@ -96,7 +96,7 @@ class Load:
     def describe(self) -> str:
         """One line for a person."""
         if self.arrivals == "trace":
-            return f"Trace {self.trace.name if self.trace else ''} at {self.speed:g} times its speed"
+            return f"Trace {Path(self.trace or '').name} at {self.speed:g} times its speed"
         if self.arrivals == "ramp":
             return f"Ramp from {self.mean_rate:g} to {self.end_rate:g} requests per second"
         return f"{self.arrivals.capitalize()} arrivals, {self.mean_rate:g} requests per second"
@@ -105,7 +105,7 @@ class Load:
         """All intended send times, and the stretches they fall in."""
         if self.arrivals == "trace":
             assert self.trace is not None
-            arrivals = read_trace(self.trace, self.speed, self.duration_s)
+            arrivals = load_trace(self.trace, speed=self.speed, duration_s=self.duration_s)
             return arrivals, [PhaseBounds("trace", 0.0, self.duration_s)]
         phases = [Phase(WARM_UP, Poisson(self.mean_rate, self.warm_up_s))] if self.warm_up_s > 0 else []
         phases.append(Phase(self.arrivals, self._pacer()))

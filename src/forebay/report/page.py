@@ -42,24 +42,40 @@ def render_page(title: str, summary: Sequence[str], results: Results, runs: Sequ
         objective_ms=header.objective.latency_ms,
         results=results,
     )
-    static = files("forebay.report") / "static"
-    pieces = {
-        "TITLE": escape(title),
-        "SUMMARY": "".join(f"<p>{escape(line)}</p>" for line in summary),
-        "ENVIRONMENT": escape(_environment_line(results)),
-        "TABLE": _table(results.runs),
-        "LEGEND": escape(LEGEND),
-        "OUTCOMES": _outcomes(results.runs),
-        "UPLOT_LICENSE": _text(static, "uplot/LICENSE"),
-        "UPLOT_CSS": _text(static, "uplot/uPlot.min.css"),
-        "UPLOT_JS": _text(static, "uplot/uPlot.iife.min.js").partition("\n")[2],
-        "PAGE_CSS": _text(static, "report.css"),
-        "PAGE_JS": _text(static, "report.js"),
-        # No `<` in the data: a name from a config file cannot end the script element.
-        "DATA": msgspec.json.encode(data).decode().replace("<", "\\u003c"),
+    return fill(
+        static_text("report.html"),
+        {
+            "TITLE": escape(title),
+            "SUMMARY": "".join(f"<p>{escape(line)}</p>" for line in summary),
+            "ENVIRONMENT": escape(_environment_line(results)),
+            "TABLE": _table(results.runs),
+            "LEGEND": escape(LEGEND),
+            "OUTCOMES": _outcomes(results.runs),
+            "PAGE_JS": static_text("report.js"),
+            "DATA": inline_json(data),
+            **plot_pieces(),
+        },
+    )
+
+
+def plot_pieces() -> dict[str, str]:
+    """What every page with plots is made of: the style and uPlot, with its licence."""
+    return {
+        "UPLOT_LICENSE": static_text("uplot/LICENSE"),
+        "UPLOT_CSS": static_text("uplot/uPlot.min.css"),
+        "UPLOT_JS": static_text("uplot/uPlot.iife.min.js").partition("\n")[2],
+        "PAGE_CSS": static_text("report.css"),
     }
-    # One pass over the template: a piece that happens to hold a marker is not expanded again.
-    head, *rest = _text(static, "report.html").split("{{")
+
+
+def inline_json(data: object) -> str:
+    """Data for a script element. No `<` in it: a name from a config file cannot end the element."""
+    return msgspec.json.encode(data).decode().replace("<", "\\u003c")
+
+
+def fill(template: str, pieces: dict[str, str]) -> str:
+    """The template with every `{{NAME}}` replaced, in one pass: a piece that holds a marker is not expanded again."""
+    head, *rest = template.split("{{")
     page = [head]
     for part in rest:
         name, _, tail = part.partition("}}")
@@ -67,8 +83,9 @@ def render_page(title: str, summary: Sequence[str], results: Results, runs: Sequ
     return "".join(page)
 
 
-def _text(static: object, name: str) -> str:
-    return static.joinpath(*name.split("/")).read_text(encoding="utf-8")  # type: ignore[attr-defined, no-any-return]
+def static_text(name: str) -> str:
+    """A file of the shared static folder, by its path there."""
+    return files("forebay.report").joinpath("static", *name.split("/")).read_text(encoding="utf-8")
 
 
 def _environment_line(results: Results) -> str:

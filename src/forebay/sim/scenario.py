@@ -6,6 +6,7 @@ Nothing here decides anything: policies are those of a normal configuration, rea
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Annotated, Any, Literal
 
@@ -16,8 +17,9 @@ from forebay.config import schema
 from forebay.config.load import loads
 from forebay.errors import UsageError
 from forebay.workload.arrival import NS_PER_S, Arrival
-from forebay.workload.pacer import Constant, Gamma, Pacer, Phase, Poisson, bursty, schedule
+from forebay.workload.pacer import Constant, Gamma, Pacer, Poisson, bursty
 from forebay.workload.sizes import Sizes
+from forebay.workload.trace import load_trace
 
 DEFAULT_ENTRY = schema.Engine(name="engine", kind="simulated")
 """The engine entry of a config that has none."""
@@ -30,12 +32,12 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Base of all parts of a scenario."""
 
 
-class FaultSpec(Spec, frozen=True):
+class FaultSpec(Spec, frozen=True, kw_only=True):
     """What ails some engines from `from_s` to `to_s` (None: to the end).
 
-    `slow`: steps take `factor` times as long. `stalled`: no step begins. `crashed`: what it holds fails, connections are
-    refused, and it is up again, empty, at `to_s`. `cold`: it warms up, and refuses work until `to_s`.
-    `lying`: it reports `factor` times the usage of what it serves.
+    `slow`: steps take `factor` times as long. `stalled`: no step begins. `crashed`: what it holds fails, connections
+    are refused, and it is up again, empty, at `to_s`. `cold`: what it holds fails, it warms up, and refuses work until
+    `to_s`. `lying`: it reports `factor` times the usage of what it serves.
     """
 
     kind: Literal["slow", "stalled", "crashed", "cold", "lying"]
@@ -46,10 +48,11 @@ class FaultSpec(Spec, frozen=True):
     """Numbers of the engines, from 0; empty for all."""
 
 
-class EngineSpec(Spec, frozen=True):
+class EngineSpec(Spec, frozen=True, kw_only=True):
     """`count` alike engines of one calibrated profile; limits that are unset are the profile's own.
 
-    For an encoder profile `max_num_seqs` is its largest batch. `noise` is the relative standard deviation of step times.
+    For an encoder profile `max_num_seqs` is its largest batch, and `joins` says that it batches what waits by itself,
+    as TEI and Triton do. `noise` is the relative standard deviation of step times.
     """
 
     profile: str
@@ -59,6 +62,7 @@ class EngineSpec(Spec, frozen=True):
     kv_tokens: Whole | None = None
     reserve_output: bool = False
     prefix_cache: bool = False
+    joins: bool = False
     noise: Annotated[float, Meta(ge=0)] = 0.0
     faults: tuple[FaultSpec, ...] = ()
 
@@ -66,11 +70,12 @@ class EngineSpec(Spec, frozen=True):
 class ClientSpec(Spec, frozen=True):
     """How callers behave.
 
-    `retry`: after a refusal, as the official SDKs do (`sdk`, or `sdk-2025` for older ones), at once (`naive`), or never.
-    `patience_s`: the caller leaves so long after an attempt was sent, if its answer has not ended.
-    `deadline_ms`: told to the gateway with every attempt. `max_tokens`: the cap that the caller sets: none, the next power
-    of two above the answer's real length, or that length itself. The gateway sees bytes: `bytes_per_token` on average,
-    `bytes_noise` its relative standard deviation from request to request.
+    `retry`: after a refusal as the official SDKs do (`sdk`, or `sdk-2025` for older ones), at once (`naive`), or never.
+    `patience_s`: the caller leaves so long after it first sent, whatever has come of it. `deadline_ms`: told to the
+    gateway with every attempt; SDKs also tell their read time-out, which is the patience, or 600 s.
+    `max_tokens`: the cap that the caller sets: none, the next power of two from the answer's real length on, or that
+    length itself. The gateway sees bytes: `bytes_per_token` on average, `bytes_noise` their relative standard deviation
+    from request to request.
     """
 
     retry: Literal["none", "sdk", "sdk-2025", "naive"] = "none"
@@ -113,24 +118,25 @@ class WorkloadSpec(Spec, frozen=True):
 
         Raises UsageError when the trace cannot be used.
         """
-        arrivals = self._moments(seed)
+        return list(self.stream(seed))
+
+    def stream(self, seed: int) -> Iterator[Arrival]:
+        """The same one by one: those of a rate are drawn as they are asked for."""
         prompts, outputs = Sizes.parse(self.prompt_tokens), Sizes.parse(self.output_tokens)
         sizes, keys = Random(f"{seed}/sizes"), Random(f"{seed}/keys")
-        for index, arrival in enumerate(arrivals):
+        for arrival in self._moments(seed):
             prompt, output, key = arrival.prompt_tokens, arrival.output_tokens, arrival.key
             if prompt is not None and output is not None and (key or self.keys == 1):
+                yield arrival
                 continue
-            arrivals[index] = arrival._replace(
+            yield arrival._replace(
                 prompt_tokens=prompts.draw(sizes) if prompt is None else prompt,
                 output_tokens=outputs.draw(sizes) if output is None else output,
                 key=key or (f"k{keys.randrange(self.keys)}" if self.keys > 1 else ""),
             )
-        return arrivals
 
-    def _moments(self, seed: int) -> list[Arrival]:
+    def _moments(self, seed: int) -> Iterable[Arrival]:
         if self.trace is not None:
-            from forebay.workload.trace import load_trace
-
             return load_trace(
                 self.trace,
                 speed=self.speed,
@@ -142,7 +148,9 @@ class WorkloadSpec(Spec, frozen=True):
             )
         assert self.rate is not None
         assert self.duration_s is not None
-        return schedule([Phase("load", self._pacer(self.rate, self.duration_s))], seed)
+        chance = Random(f"{seed}/arrivals")
+        offsets = self._pacer(self.rate, self.duration_s).offsets_s(chance)
+        return (Arrival(int(offset_s * NS_PER_S), "load") for offset_s in offsets)
 
     def _pacer(self, rate: float, duration_s: float) -> Pacer:
         if self.arrivals == "constant":
@@ -154,7 +162,7 @@ class WorkloadSpec(Spec, frozen=True):
         return Poisson(rate, duration_s)
 
 
-class Scenario(Spec, frozen=True):
+class Scenario(Spec, frozen=True, kw_only=True):
     """One run: a policy, the engines, the load and the callers.
 
     `config` is the text of a normal configuration. Its first `[[engines]]` entry, if any, gives name, concurrency and

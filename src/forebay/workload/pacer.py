@@ -6,8 +6,10 @@ that happens during it (a slow answer, a busy client) can move an intended send 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -158,6 +160,104 @@ class Ramp:
             if rng.random() * top < self.rate_from + slope * at:
                 yield at
             at += rng.expovariate(top)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Arrivals at a rate that changes every `step_s` seconds, as a table of `rates` says; it starts anew at its end.
+
+    Gaps are gamma-distributed with coefficient of variation `cv` in operational time, which passes as fast as the rate
+    is high: bursts are as bursty at night as by day. The process was running long before time 0.
+    """
+
+    rates: tuple[float, ...]
+    step_s: float
+    duration_s: float
+    cv: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.rates or not self.step_s > 0 or min(self.rates) < 0 or not 0 < max(self.rates) < math.inf:
+            raise UsageError("a table of rates needs a step above 0 s and rates of 0 or more, one of them above 0")
+
+    def offsets_s(self, rng: Random) -> Iterator[float]:
+        shape = 1.0 / (self.cv * self.cv)
+        next_at = _stationary(rng, shape)  # operational: in expected arrivals since time 0
+        passed = 0.0
+        for step in count():
+            from_s, rate = step * self.step_s, self.rates[step % len(self.rates)]
+            until_s = min(from_s + self.step_s, self.duration_s)
+            ends = passed + rate * (until_s - from_s)
+            while next_at < ends:
+                yield from_s + (next_at - passed) / rate
+                next_at += rng.gammavariate(shape, 1.0 / shape)
+            passed = ends
+            if until_s >= self.duration_s:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class Diurnal:
+    """A sinusoid of mean `rate` over `period_s`, its peak `peak_to_trough` times its trough; it starts at the trough.
+
+    The curve is followed in 288 steps per period: five minutes of a day.
+    """
+
+    rate: float
+    peak_to_trough: float
+    period_s: float
+    duration_s: float
+    cv: float = 1.0
+
+    def offsets_s(self, rng: Random) -> Iterator[float]:
+        if not 1.0 <= self.peak_to_trough < math.inf or not self.period_s > 0:
+            raise UsageError("a day needs a period above 0 s, and a peak of at least its trough")
+        swing = (self.peak_to_trough - 1.0) / (self.peak_to_trough + 1.0)
+        steps = 288
+        rates = tuple(self.rate * (1.0 - swing * math.cos(math.tau * (step + 0.5) / steps)) for step in range(steps))
+        return Table(rates, self.period_s / steps, self.duration_s, self.cv).offsets_s(rng)
+
+
+@dataclass(frozen=True, slots=True)
+class Spike:
+    """Arrivals at `rate`, and at `factor` times that from `at_s` on for `lasts_s` seconds."""
+
+    rate: float
+    factor: float
+    at_s: float
+    lasts_s: float
+    duration_s: float
+    cv: float = 1.0
+
+    def offsets_s(self, rng: Random) -> Iterator[float]:
+        if self.at_s < 0 or not self.lasts_s > 0 or self.factor < 0:
+            raise UsageError("a spike begins at 0 s or later, lasts, and has a factor of 0 or more")
+        shape = 1.0 / (self.cv * self.cv)
+        # In the order of time: what was expected by its begin and by its end.
+        begins, ends = self.rate * self.at_s, self.rate * (self.at_s + self.factor * self.lasts_s)
+        at = _stationary(rng, shape)
+        while True:
+            if at < begins:
+                offset = at / self.rate
+            elif at < ends:
+                offset = self.at_s + (at - begins) / (self.rate * self.factor)
+            else:
+                offset = self.at_s + self.lasts_s + (at - ends) / self.rate
+            if offset >= self.duration_s:
+                return
+            yield offset
+            at += rng.gammavariate(shape, 1.0 / shape)
+
+
+def _stationary(rng: Random, shape: float) -> float:
+    """The first arrival at or after 0 of a unit-rate renewal process that has been running for long.
+
+    One that began at 0 would have too many arrivals at its start where gaps vary much: most gaps are short then, and
+    nobody would be within a long one.
+    """
+    at = -10.0 * (1.0 + 1.0 / shape)
+    while at < 0.0:
+        at += rng.gammavariate(shape, 1.0 / shape)
+    return at
 
 
 def schedule(phases: list[Phase], seed: int) -> list[Arrival]:

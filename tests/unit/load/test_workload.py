@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from pathlib import Path
-from random import Random
-from statistics import fmean
 
 import pytest
 
@@ -17,7 +13,6 @@ from forebay.load.workload import Key, Magazine, Workload, parse_keys
 from forebay.report.records import Objective
 from forebay.workload.arrival import Arrival
 from forebay.workload.sizes import Sizes
-from forebay.workload.trace import read_trace
 
 NOW = Arrival(0, "x")
 
@@ -68,25 +63,6 @@ def test_a_bad_key_is_refused_without_showing_it(text: str) -> None:
     assert text not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "low", "high"), [("128", 128, 128), ("64-256", 64, 256), ("~300", 1, 6000), ("~20/0.5", 1, 400)]
-)
-def test_sizes_are_read(text: str, low: int, high: int) -> None:
-    sizes = Sizes.parse(text)
-    rng = Random(1)
-    drawn = [sizes.draw(rng) for _ in range(3000)]
-    assert min(drawn) >= low
-    assert max(drawn) <= high
-    if sizes.mean is not None:
-        assert fmean(drawn) == pytest.approx(sizes.mean, rel=0.1)
-
-
-@pytest.mark.parametrize("text", ["0", "9-3", "", "x", "-5", "~0", "~5/0", "9999999", "1.5"])
-def test_sizes_that_make_no_sense_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a size"):
-        Sizes.parse(text)
-
-
 def test_target_urls() -> None:
     assert Target.parse("http://127.0.0.1:8080/v1/").prefix == ""
     assert Target.parse("https://host/base/v1") == Target("host", 443, "/base", tls=True)
@@ -102,47 +78,6 @@ def test_targets_that_are_none_are_refused(url: str) -> None:
         Target.parse(url)
 
 
-TRACE = "arrival_s,prompt_tokens,output_tokens,key_id\n5.0,10,3,\n2.5,20,0,\n"
-
-
-@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
-def test_a_trace_is_sorted_shifted_and_sped_up(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(TRACE.encode()) if name.endswith("gz") else TRACE.encode())
-    assert read_trace(path, speed=2.0) == [Arrival(0, "trace", 20, 1), Arrival(1_250_000_000, "trace", 10, 3)]
-    assert len(read_trace(path, duration_s=1.0)) == 1
-
-
-def test_a_trace_with_dates(tmp_path: Path) -> None:
-    path = tmp_path / "azure.csv"
-    path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:48.18,1,2\n"
-    )
-    assert [arrival.at_ns for arrival in read_trace(path)] == [0, 1_500_000_000]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a,b\n1,2\n", "line 1: no column `timestamp`"),
-        ("timestamp,prompt_tokens,output_tokens\nsoon,1,1\n", "line 2: the time 'soon'"),
-        ("timestamp,prompt_tokens,output_tokens\n1,1,1\n2,x,1\n", "line 3"),
-        ("timestamp,prompt_tokens,output_tokens\n1,1\n", "line 2"),
-        ("timestamp,prompt_tokens,output_tokens\n", "holds no request"),
-    ],
-)
-def test_a_bad_trace_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "bad.csv"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=message):
-        read_trace(path)
-
-
-def test_a_missing_trace_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read as a trace"):
-        read_trace(tmp_path / "none.csv")
-
-
 @pytest.mark.parametrize(
     ("load", "message"),
     [
@@ -156,7 +91,7 @@ def test_a_missing_trace_is_told(tmp_path: Path) -> None:
         ({"rate": 5.0, "duration_s": 1e9}, "--duration"),
         ({"rate": 90000.0, "duration_s": 3600.0}, "more than"),
         ({"rate": 5.0, "arrivals": "trace"}, "go together"),
-        ({"rate": 5.0, "trace": Path("x")}, "go together"),
+        ({"rate": 5.0, "trace": "x"}, "go together"),
         ({"rate": 5.0, "cv": 0.0}, "--cv"),
         ({"rate": 5.0, "arrivals": "ramp", "rate_to": -1.0}, "out of range"),
     ],

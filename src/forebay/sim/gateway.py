@@ -1,0 +1,107 @@
+"""A pipeline on the event heap: it is called, what it asks for is carried out, and its one wake-up is kept armed.
+
+The counterpart of `live.Gateway`, down to which timer stays when another instant is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
+from forebay.core.events import Event
+from forebay.core.instant import Instant
+from forebay.core.model import Lease, Refusal, Request, Ticket, Usage
+from forebay.core.pipeline import Pipeline
+from forebay.sim.world import TIMER, Time
+
+
+class Hands(Protocol):
+    """Who carries out what a pipeline asks for. None of it may call the gateway back before it returns."""
+
+    def start(self, leases: Sequence[Lease]) -> None:
+        """Begin work on these leases of one engine, dispatched together."""
+        ...
+
+    def queued(self, ticket: Ticket) -> None:
+        """It waits."""
+        ...
+
+    def refused(self, request: Request, refusal: Refusal, ticket: Ticket | None) -> None:
+        """Answer it with the refusal; `ticket` is None when it was shed before queueing."""
+        ...
+
+    def aborted(self, lease: Lease) -> None:
+        """Stop the work on a lease that is closed already."""
+        ...
+
+
+class Gateway:
+    """Drives one pipeline in a world."""
+
+    def __init__(self, world: Time, pipeline: Pipeline, hands: Hands) -> None:
+        self.pipeline = pipeline
+        self._world = world
+        self._hands = hands
+        self._armed: Instant | None = None
+
+    @property
+    def armed(self) -> Instant | None:
+        """When the pipeline is polled next; None while nothing waits for time to pass."""
+        return self._armed
+
+    def offer(self, request: Request) -> list[Effect]:
+        """Decide a request now."""
+        effects = self.pipeline.offer(request, self._world.now)
+        self._apply(effects)
+        return effects
+
+    def cancel(self, ticket: Ticket, usage: Usage | None = None) -> list[Effect]:
+        """The client of a ticket leaves now."""
+        effects = self.pipeline.cancel(ticket, self._world.now, usage)
+        self._apply(effects)
+        return effects
+
+    def report(self, event: Event) -> None:
+        """Pass on what happened at an engine now."""
+        self._apply(self.pipeline.report(event, self._world.now))
+
+    def drain(self) -> None:
+        """Admit nothing more."""
+        self._apply(self.pipeline.drain(self._world.now))
+
+    def abandon(self) -> None:
+        """Evict what still waits."""
+        self._apply(self.pipeline.abandon(self._world.now))
+
+    def apply(self, effects: list[Effect]) -> None:
+        """Carry out effects of a call that was made on the pipeline itself, and arm what it left."""
+        self._apply(effects)
+
+    def _apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Dispatch):
+                self._hands.start(effect.leases)
+            elif isinstance(effect, Queued):
+                self._hands.queued(effect.ticket)
+            elif isinstance(effect, Refuse):
+                self._hands.refused(effect.request, effect.refusal, effect.ticket)
+            elif isinstance(effect, Abort):
+                self._hands.aborted(effect.lease)
+        if self.pipeline.queued:
+            self._arm()
+
+    def _arm(self) -> None:
+        """An earlier timer stays: it polls for nothing, and arms anew."""
+        now = self._world.now
+        wake = self.pipeline.next_wakeup(now)
+        if wake is None or (self._armed is not None and self._armed <= wake):
+            return
+        self._armed = wake = max(wake, now)
+        self._world.at(wake, self._wake, TIMER)
+
+    def _wake(self) -> None:
+        if self._armed != self._world.now:
+            return  # an earlier one took its place
+        self._armed = None
+        self._apply(self.pipeline.poll(self._world.now))
