@@ -102,10 +102,11 @@ class Pipeline:
         self.offered += 1
         ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, budget)
         budget.charge(demand, now)
+        turn = pool.turn(request)
         if pool.fair is not None:
             pool.fair.admitted(request.flow or key, request.weight, demand.work, now)
         if verdict is None or not pool.single:
-            return self._enqueue(ticket, pool, now)
+            return self._enqueue(ticket, pool, turn, now)
         return [Dispatch((self._dispatch(ticket, verdict, None, now),))]
 
     def cancel(self, ticket: Ticket, now: Instant, usage: Usage | None = None) -> list[Effect]:
@@ -245,7 +246,7 @@ class Pipeline:
         self._observer.shed(request, refusal, predicted)
         return Refuse(request, refusal)
 
-    def _enqueue(self, ticket: Ticket, pool: Pool, now: Instant) -> list[Effect]:
+    def _enqueue(self, ticket: Ticket, pool: Pool, turn: float | None, now: Instant) -> list[Effect]:
         rate = pool.drain_rate(now)
         position = len(pool.queue) + 1
         ticket.predicted_wait_ns = pool.forecast.predict_ns(position, rate)
@@ -259,10 +260,13 @@ class Pipeline:
         deadline = ticket.request.deadline
         if deadline is not None and deadline < ticket.expires:
             ticket.expires = deadline
-        pool.queue.push(ticket)
+        pool.queue.push(ticket, turn)
         self.queued += 1
         effects: list[Effect] = [Queued(ticket)]
         self._pump(pool, now, effects)
+        if ticket.state is TicketState.QUEUED and (victim := pool.displaced(ticket, now)) is not None:
+            self._leave_queue(victim, pool)
+            self._evict(victim, EvictReason.DISPLACED, pool, now, effects)
         return effects
 
     def _dispatch(self, ticket: Ticket, engine: Engine, batch: Batch | None, now: Instant) -> Lease:

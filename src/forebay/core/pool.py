@@ -23,7 +23,7 @@ from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits import LimitConfig
 from forebay.core.limits import build as build_limit
 from forebay.core.limits.fixed import FixedConfig
-from forebay.core.model import Mode, Refusal, Request
+from forebay.core.model import Mode, Refusal, Request, Ticket
 from forebay.core.outcome import EvictReason, ShedReason
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.snapshot import EngineSnapshot, PoolSnapshot
@@ -158,14 +158,19 @@ class Pool:
             return None
         forecast = self.forecast
         forecast.decay(now)
-        rate = self.drain_rate(now)
-        predicted = forecast.predict_ns(len(self.queue) + 1, rate)
+        rate, waiting = self.drain_rate(now), len(self.queue)
+        predicted = forecast.predict_ns(waiting + 1, rate)
         budget = forecast.budget_ns(rate) if mode is Mode.HYBRID else self.config.hold_ns
         if request.deadline is not None:
             # Patience must outlast the wait and the work, or both are wasted.
             budget = min(budget, request.deadline - now - forecast.service_ns)
         if predicted <= budget or (budget >= 0 and not predicted):
             return None
+        if waiting and mode is Mode.HYBRID:
+            # Its turn may come before that of others, who then make way for it.
+            ahead = self.queue.ahead_of(request, self.turn(request))
+            if ahead < waiting and forecast.predict_ns(ahead + 1, rate) <= budget and self._may_go(self.queue.last()):
+                return None
         return Refusal(
             ShedReason.QUEUE_WAIT,
             0,
@@ -173,6 +178,27 @@ class Pool:
             predicted / MILLISECOND,
             "ms of predicted wait",
         )
+
+    def turn(self, request: Request) -> float | None:
+        """Its tag by the fair share, which remembers longer than the queue; None: the queue's own counts."""
+        return None if self.fair is None else self.fair.tag(request.flow or request.key)
+
+    @staticmethod
+    def _may_go(ticket: Ticket) -> bool:
+        """May it be displaced? What is held for its sender is not dropped, nor what was given back by an engine."""
+        return ticket.mode is Mode.HYBRID and not ticket.redispatched
+
+    def displaced(self, newcomer: Ticket, now: Instant) -> Ticket | None:
+        """Who has to make way, now that the newcomer waits: the last in turn, if the queue is longer than its budget
+        or its depth allows."""
+        if newcomer.mode is not Mode.HYBRID:
+            return None
+        rate, waiting = self.drain_rate(now), len(self.queue)
+        predicted, budget = self.forecast.predict_ns(waiting, rate), self.forecast.budget_ns(rate)
+        if predicted <= budget and waiting <= self.depth.config.depth_limit:
+            return None
+        last = self.queue.last()
+        return last if last is not newcomer and self._may_go(last) else None
 
     def timed(self, refusal: Refusal, now: Instant) -> Refusal:
         """The refusal with its time to come back, spread."""

@@ -75,6 +75,7 @@ class Gated:
         if call.lease is None:
             self.driver.cancel(ticket, None)
             return 0
+        call.lease.generated = self.made(call.lease)
         made = self._engines[call.lease.engine.name].made(call)
         self.driver.cancel(ticket, Usage(ticket.demand.input_tokens, made if ticket.request.stream else 0, exact=False))
         return made
@@ -95,6 +96,8 @@ class Gated:
         assert call.lease is not None
         if not call.first_token:
             self.driver.report(FirstToken(call.lease))  # an answer that is no stream comes in one piece
+        elif call.first_token:
+            call.lease.generated = call.output_tokens
         self.driver.report(Finished(call.lease, Usage(input_tokens, output_tokens)))
         self._answers.completed(call)
 
@@ -152,6 +155,11 @@ class Gated:
         if self.journal is not None:
             self.journal.aborted(lease)
         self._engines[lease.engine.name].abort(lease.ticket.request.owner)
+
+    def made(self, lease: Lease) -> int:
+        """What the client of a stream has seen so far."""
+        call: Call = lease.ticket.request.owner
+        return self._engines[lease.engine.name].made(call) if call.first_token else 0
 
 
 class Direct:

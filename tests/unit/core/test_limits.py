@@ -229,10 +229,11 @@ def test_envoy_probes_again_after_five_windows_at_the_least() -> None:
 
 def test_guarded_grows_while_felt_and_far_from_the_objective() -> None:
     limit = Guarded(GuardedConfig(initial=100))
-    streaming(limit, 100, 10)
+    streaming(limit, 100, 22.5)  # half of the aim of 45 ms: the plain step
     assert limit.requests == 106
-    streaming(limit, 106, 36)  # 0.8 of the aim of 45 ms: two fifths of the step
-    assert limit.requests == int(106 + 0.06 * 106 * 0.4)
+    limit = Guarded(GuardedConfig(initial=100))
+    streaming(limit, 100, 36)  # 0.8 of it: two fifths of the step
+    assert limit.requests == int(100 + 0.06 * 100 * 0.4)
 
 
 def test_guarded_does_not_grow_unfelt() -> None:
@@ -247,10 +248,23 @@ def test_guarded_goes_down_at_once_in_proportion_and_from_what_was_in_flight() -
     limit = Guarded(GuardedConfig(initial=100))
     streaming(limit, 100, 50)
     assert limit.requests == 90  # 45 / 50
-    streaming(limit, 90, 500)
+    streaming(limit, 90, 1000)
     assert limit.requests == 76  # no faster than 0.85
+    limit = Guarded(GuardedConfig(initial=100))
     streaming(limit, 40, 46)
-    assert limit.requests == int(40 * 45 / 46), "the gap was made by 40 streams, not by the 76 that were allowed"
+    assert limit.requests == int(40 * 45 / 46), "the gap was made by 40 streams, not by the 100 that were allowed"
+
+
+def test_guarded_looks_at_the_last_few_views_together() -> None:
+    """One step that carried long prompts makes one bad view; the objective is a mean."""
+    limit = Guarded(GuardedConfig(initial=100))
+    for _ in range(8):
+        streaming(limit, 80, 20, waiting=False)
+    streaming(limit, 80, 90, waiting=False)
+    assert limit.requests == 100
+    for _ in range(8):
+        streaming(limit, 80, 90, waiting=False)
+    assert limit.requests < 40
 
 
 def test_guarded_holds_without_evidence() -> None:

@@ -73,6 +73,11 @@ class FairShare:
         excess = ahead - self.config.burst_s * rate / total
         return min(WAIT_MOST_NS, ceil(excess * total / rate * SECOND)) if excess > 0.0 else 0
 
+    def tag(self, name: str) -> float:
+        """By which the next request of this flow takes its turn: smaller is sooner."""
+        flow = self._flows.get(name)
+        return self.clock if flow is None else max(self.clock, flow.finish)
+
     def reserve(self, places: int) -> int:
         """Places of so many that stay free for flows within their share."""
         return ceil(self.config.reserve * places) if places >= self.config.reserve_from else 0

@@ -6,6 +6,8 @@ often. One with a fixed limit pays for none of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from forebay.core.dispatch.health import Health, HealthConfig
 from forebay.core.instant import Instant
 from forebay.core.limits.limit import Answer, Limit, View
@@ -92,6 +94,11 @@ class Engine:
                 prompt = lease.ticket.demand.input_tokens
                 self.prefill_tokens -= prompt
                 self._prefilled += prompt
+
+    @property
+    def leases(self) -> Iterable[Lease]:
+        """The open ones, of an engine whose limit learns."""
+        return self._leases
 
     # ---- for limits that learn -------------------------------------------------------------------------------
 

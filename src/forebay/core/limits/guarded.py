@@ -9,7 +9,7 @@ that batches at half of what it can do. What must hold instead is asked for dire
 
 The queue's wait is the admission room's guard. The window goes down at once and up slowly, because engines fall off a
 cliff on the high side; it grows only while it is felt; and where there is nothing to see it holds.
-Source: docs/design.md, section "The guarded window".
+Described in docs/policies/limit-guarded.md.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class GuardedConfig:
     kv_share: float = 0.92
     prefill_share: float = 0.35  # of the first-token objective may pass before a new prompt's turn
     down_most: float = 0.85
-    up_share: float = 0.06  # growth per view while the gap is far from its objective
-    tokens_min: int = 16  # fewer streamed tokens say nothing; they are kept for the next view
+    up_share: float = 0.06  # growth per view at half of the aim; twice that far below it
+    memory: float = 0.75  # share of what was seen that is kept from one view to the next
+    tokens_min: int = 16  # fewer say nothing yet
 
 
 class Guarded:
@@ -55,8 +56,8 @@ class Guarded:
         self._config = config
         self._limit = float(self.requests)
         self._prefill_rate = 0.0  # prompt tokens per ns while prompts were waiting in the engine
-        self._streamed_ns = self._streamed = 0  # time and tokens of the streams since the gap was last seen
-        self._whole_ns = self._whole_tokens = 0  # the same of answers that were not streamed
+        self._spent_ns = self._tokens = 0.0  # time and tokens of the streams, the older ones fading
+        self._whole_ns = self._whole_tokens = 0  # of answers that were not streamed, since the last view
 
     def answered(self, answer: Answer, now: Instant) -> None:  # noqa: ARG002
         """An answer that was not streamed shows its pace only at the end, its first token's wait included."""
@@ -81,22 +82,18 @@ class Guarded:
             # What made the gap is what was in flight, not what was allowed.
             self._limit = min(self._limit, max(view.in_flight_most, 1.0)) * max(config.down_most, aim_ns / gap_ns)
         elif gap_ns < aim_ns and (view.waiting or view.in_flight_most >= 0.9 * self._limit):
-            room = min(1.0, 2.0 * (1.0 - gap_ns / aim_ns))
-            self._limit += max(1.0, config.up_share * self._limit) * room
+            self._limit += max(1.0, config.up_share * self._limit * 2.0 * (1.0 - gap_ns / aim_ns))
         self._limit = max(config.least, min(config.most, self._limit))
         self.requests = int(self._limit)
 
     def _gap(self, view: View) -> float:
-        self._streamed_ns += view.decoding_ns
-        self._streamed += view.generated
-        if self._streamed >= self._config.tokens_min:
-            gap_ns = self._streamed_ns / self._streamed
-        elif self._whole_tokens >= self._config.tokens_min:
-            gap_ns = self._whole_ns / self._whole_tokens
-        else:
-            return 0.0
-        self._streamed_ns = self._streamed = self._whole_ns = self._whole_tokens = 0
-        return gap_ns
+        """The pace over the last few views: one step that carried long prompts is no reason to act."""
+        config = self._config
+        streams = bool(view.generated) or not self._whole_tokens
+        self._spent_ns = config.memory * self._spent_ns + (view.decoding_ns if streams else self._whole_ns)
+        self._tokens = config.memory * self._tokens + (view.generated if streams else self._whole_tokens)
+        self._whole_ns = self._whole_tokens = 0
+        return self._spent_ns / self._tokens if self._tokens >= config.tokens_min else 0.0
 
     def _guard_memory(self, view: View) -> None:
         """Leases do not all peak together: what the sum of their peaks has too much, the sum may have more."""
