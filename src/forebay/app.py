@@ -19,6 +19,7 @@ from forebay.config.build import anonymous_entry, engine_names, key_table, pipel
 from forebay.config.schema import Config
 from forebay.config.summary import derived
 from forebay.core.events import EngineDown, EngineUp, EngineWarming, Observer
+from forebay.core.model import Demand, Request
 from forebay.core.pipeline import Pipeline
 from forebay.core.snapshot import Snapshot
 from forebay.engines.local import LocalEngine
@@ -30,15 +31,17 @@ from forebay.ingress.http.routes import EXACT, Route, Routes
 from forebay.ingress.http.server import ServerConnection
 from forebay.ingress.http.site import HttpLimits, Site
 from forebay.ingress.status import TABLE
+from forebay.live.clock import monotonic
 from forebay.live.gateway import Gateway
 from forebay.telemetry import Observers
 from forebay.telemetry.log import AccessLog
 from forebay.telemetry.metrics import Metrics, Sources, registry
+from forebay.telemetry.recorder import Recorder, open_record
 
 FIRST_PROBE_S = 1.0
 DRAIN_CHECK_S = 0.02
 LINGER_S = 0.2
-ACCESS_LOG_FLUSH_S = 0.5
+FLUSH_S = 0.5  # of the access log and the record
 
 T = TypeVar("T")
 
@@ -60,10 +63,10 @@ class App:
         config, loop = self.config, asyncio.get_running_loop()
         urls = {entry.name: entry.urls or (await self._start_local(entry),) for entry in config.engines}
         self.metrics = self._make_metrics()
-        self.access_log = self._open_access_log(loop)
-        observer: Observer = self.metrics
-        if self.access_log is not None:
-            observer = Observers((self.metrics, self.access_log))
+        self.access_log, self.recorder = self._open_access_log(), self._open_record()
+        self._writers = [writer for writer in (self.access_log, self.recorder) if writer is not None]
+        observer: Observer = Observers((self.metrics, *self._writers)) if self._writers else self.metrics
+        self._flush_writers(loop)
         self.pipeline = Pipeline(pipeline_config(config), random.Random(), observer)
         self.gateway = Gateway(self.pipeline, loop)
         self._stack.callback(self.gateway.stop)
@@ -125,14 +128,13 @@ class App:
         """For /api/v1/status: what is in force, and what is degraded."""
         snapshot = self.snapshot()
         away = [e.name for pool in snapshot.pools for e in pool.engines if e.readiness != "up" or e.ejected]
-        log_trouble = self.access_log.degraded if self.access_log is not None else None
         return {
             "ready": self.ready(),
             "draining": self.site.draining,
             "connections": len(self.site.connections),
             "buffered_body_bytes": self.site.buffered_bytes,
             "engines_away": away,
-            "degraded": [log_trouble] if log_trouble else [],
+            "degraded": [trouble for writer in self._writers if (trouble := writer.degraded) is not None],
             "effective": derived(self.config),
         }
 
@@ -156,7 +158,7 @@ class App:
             version=version("forebay"),
         )
 
-    def _open_access_log(self, loop: asyncio.AbstractEventLoop) -> AccessLog | None:
+    def _open_access_log(self) -> AccessLog | None:
         telemetry = self.config.telemetry
         if not telemetry.access_log:
             return None
@@ -167,17 +169,38 @@ class App:
             raise ForebayError(f"[telemetry] access_log_path {path!r} cannot be opened: {error.strerror}") from None
         access_log = AccessLog(sink, identify=lambda request: request.owner.request_id.decode("ascii"))
         self._stack.callback(access_log.close)
+        return access_log
+
+    def _open_record(self) -> Recorder | None:
+        path = self.config.telemetry.record_path
+        if path is None:
+            return None
+        recorder = Recorder(
+            open_record(Path(path)),
+            clock=monotonic,
+            estimate=self._estimate,
+            unread=lambda request: request.owner.peeked is None,
+        )
+        self._stack.callback(recorder.close)
+        return recorder
+
+    def _flush_writers(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._writers:
+            return
 
         def flush() -> None:
-            access_log.flush()
-            self._flusher = loop.call_later(ACCESS_LOG_FLUSH_S, flush)
+            for writer in self._writers:
+                writer.flush()
+            self._flusher = loop.call_later(FLUSH_S, flush)
 
         flush()
         self._stack.callback(self._stop_flushing)
-        return access_log
 
     def _stop_flushing(self) -> None:
         self._flusher.cancel()
+
+    def _estimate(self, request: Request) -> Demand:
+        return self.pipeline.estimator.estimate(request)
 
     def rejected(self, status: int, reason: str, request_id: str, detail: str) -> None:
         """The data port refused a request before it was offered."""

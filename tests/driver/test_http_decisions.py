@@ -23,8 +23,8 @@ from forebay.core.outcome import FailReason, Outcome
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.quota.budget import KeyLimits
+from forebay.sim.world import ARRIVAL
 from forebay.testing import EventWorld, check_empty
-from forebay.testing.world import ARRIVAL, World
 
 from .trace import Log
 from .wire import LAST_CHUNK, SSE_HEAD, Client, ScriptedEngine, WiredGateway, answer, event, post
@@ -194,7 +194,7 @@ class Alone(EventWorld):
 
     # The engines.
 
-    def start(self, leases: Sequence[Lease], world: World) -> None:
+    def start(self, leases: Sequence[Lease], world: EventWorld) -> None:
         for lease in leases:
             case: Case = lease.ticket.request.owner
             self._tickets[case.index] = lease.ticket
@@ -209,7 +209,7 @@ class Alone(EventWorld):
             pool.ladder.next_ns(pool.drain_rate(self.now), self.now)
         self.report(case.end(lease))
 
-    def abort(self, lease: Lease, world: World) -> None:
+    def abort(self, lease: Lease, world: EventWorld) -> None:
         """What comes later is late."""
 
 

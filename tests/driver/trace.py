@@ -26,9 +26,9 @@ from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.quota.budget import KeyLimits
 from forebay.live.gateway import Gateway
-from forebay.testing import EventWorld, check_invariants
+from forebay.sim.world import ARRIVAL, COMPLETION
+from forebay.testing import EventWorld, ModelHands, check_invariants
 from forebay.testing.loop import JumpLoop
-from forebay.testing.world import ARRIVAL, COMPLETION, World
 
 ENGINES = ("e/0", "e/1")
 PLACES = 3
@@ -173,64 +173,70 @@ class Simulated(EventWorld):
     """The trace through the pipeline alone."""
 
     def __init__(self, trace: Trace) -> None:
-        super().__init__(trace.config, dict.fromkeys(ENGINES, _ScriptedModel()), seed=0)
+        super().__init__(trace.config, dict.fromkeys(ENGINES, _ScriptedModel()), seed=0, hands=_Noting)
         self.decisions = Log(lambda: self.now)
+        self.tickets: dict[int, Ticket] = {}
         self.pipeline = Pipeline(trace.config, Random(trace.seed), self.decisions)
         self.after_event = self._check
-        self._tickets: dict[int, Ticket] = {}
         for instant, event in trace.changes:
             self.at(instant, partial(self.report, event))
         for caller in trace.callers:
             self.at(caller.arrives, partial(self._arrive, caller), ARRIVAL)
             if caller.leaves is not None:
                 self.at(caller.leaves, partial(self._leave, caller.index), COMPLETION)
-        self.at(DRAIN_AT, lambda: self._carry_out(self.pipeline.drain(self.now)))
-        self.at(ABANDON_AT, lambda: self._carry_out(self.pipeline.abandon(self.now)))
+        self.at(DRAIN_AT, self.gateway.drain)
+        self.at(ABANDON_AT, self.gateway.abandon)
 
     def _check(self) -> None:
-        if self._armed != self.now:  # else the timer of this very instant is still to come
+        if self.gateway.armed != self.now:  # else the timer of this very instant is still to come
             check_invariants(self.pipeline, self.now)
-
-    def _arm(self) -> None:
-        # As the live driver: an earlier timer stays. What it was for may be due at this very instant, and what is due
-        # now is no wake-up to come (an ejection that has just ended).
-        wakeup = self.pipeline.next_wakeup(self.now)
-        if self._armed is None or (wakeup is not None and wakeup < self._armed):
-            super()._arm()
 
     def _arrive(self, caller: Caller) -> None:
         request = Request(owner=caller, **caller.fields)
         if caller.screened and (refuse := self.pipeline.screen(request, self.now)) is not None:
-            self._carry_out([refuse])
+            self.gateway.apply([refuse])
         else:
             self.offer(request)
 
     def _leave(self, index: int) -> None:
-        if index in self._tickets:
-            self.cancel(self._tickets[index], Usage(1, 1, exact=False))
+        if index in self.tickets:
+            self.cancel(self.tickets[index], Usage(1, 1, exact=False))
 
-    def _carry_out(self, effects: list[Effect]) -> list[Effect]:
-        for effect in effects:
-            if isinstance(effect, Queued):
-                self._tickets[effect.ticket.request.owner.index] = effect.ticket
-            elif isinstance(effect, Dispatch):
-                for lease in effect.leases:
-                    self._tickets[lease.ticket.request.owner.index] = lease.ticket
-        self.decisions.carried(effects)
-        return super()._carry_out(effects)
+
+class _Noting(ModelHands):
+    """Keeps the tickets and the decisions of a simulated trace."""
+
+    world: Simulated
+
+    def start(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            self.world.tickets[lease.ticket.request.owner.index] = lease.ticket
+        self.world.decisions.carried([Dispatch(tuple(leases))])
+        super().start(leases)
+
+    def queued(self, ticket: Ticket) -> None:
+        self.world.tickets[ticket.request.owner.index] = ticket
+        self.world.decisions.carried([Queued(ticket)])
+
+    def refused(self, request: Request, refusal: Refusal, ticket: Ticket | None) -> None:
+        self.world.decisions.refused(request, refusal)
+
+    def aborted(self, lease: Lease) -> None:
+        self.world.decisions.carried([Abort(lease)])
+        super().aborted(lease)
 
 
 class _ScriptedModel:
     """An engine that does what each caller's script says."""
 
-    def start(self, leases: Sequence[Lease], world: World) -> None:
+    def start(self, leases: Sequence[Lease], world: EventWorld) -> None:
         for lease in leases:
             caller: Caller = lease.ticket.request.owner
             if caller.first_token_ns is not None:
                 world.at(world.now + caller.first_token_ns, partial(world.report, FirstToken(lease)))
             world.at(world.now + caller.service_ns, partial(world.report, caller.end(lease)))
 
-    def abort(self, lease: Lease, world: World) -> None:
+    def abort(self, lease: Lease, world: EventWorld) -> None:
         """What the script does next is late, and changes nothing."""
 
 

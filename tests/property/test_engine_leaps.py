@@ -64,6 +64,8 @@ def act(model: EngineModel, seen: Seen, action: Action) -> None:
         model.cut(now)
         model.slowdown = what
     seen.look(model, now, model.slowdown)
+    if model._cache is not None:
+        assert model._cache.tokens + model.kv_used <= model.limits.kv_tokens
 
 
 def by_steps(model: EngineModel, todo: list[Action]) -> Seen:
@@ -152,6 +154,17 @@ LIMITS = st.builds(
     submissions=[Submission(0, 1, 3, 0, "", None), Submission(1, 1, 60, 0, "", 10_848_000)],
     limits=EngineLimits(3, 16, 120),
     prefix_cache=False,
+    slow_at=None,
+)
+@example(
+    # The one in the middle grows until the cache has no room left, and gives it back when it finishes.
+    submissions=[
+        Submission(0, 1, 54, 0, "a", None),
+        Submission(0, 8, 60, 0, "", None),
+        Submission(0, 2, 1, 0, "a", None),
+    ],
+    limits=EngineLimits(1, 16, 120),
+    prefix_cache=True,
     slow_at=None,
 )
 def test_leaps_and_steps_are_the_same(

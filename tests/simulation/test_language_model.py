@@ -17,7 +17,7 @@ from forebay.core.pipeline import PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.engines.simulated.model import EngineLimits, EngineModel
 from forebay.engines.simulated.profiles import StepProfile, profile_named
-from forebay.testing import EventWorld, World, check_empty, check_invariants, poisson
+from forebay.testing import EventWorld, check_empty, check_invariants, poisson
 
 PROFILE = "h100-80g/llama-3.1-8b/bf16/tp1/trtllm"
 PROMPT, OUTPUT = 500, 200
@@ -36,7 +36,7 @@ class SimulatedGpu:
         self._leases: dict[str, Lease] = {}
         self._stepping = False
 
-    def start(self, leases: Sequence[Lease], world: World) -> None:
+    def start(self, leases: Sequence[Lease], world: EventWorld) -> None:
         for lease in leases:
             name = str(lease.ticket.sequence)
             self._leases[name] = lease
@@ -44,13 +44,13 @@ class SimulatedGpu:
         if not self._stepping:
             self._step(world)
 
-    def _step(self, world: World) -> None:
+    def _step(self, world: EventWorld) -> None:
         step = self.model.step(world.now)
         self._stepping = step is not None
         if step is not None:
             world.at(world.now + step.duration_ns, partial(self._after, step.tokens, step.finished, world))
 
-    def _after(self, tokens: list[tuple[str, int]], finished: list[str], world: World) -> None:
+    def _after(self, tokens: list[tuple[str, int]], finished: list[str], world: EventWorld) -> None:
         self.tokens += len(tokens)
         for name, _ in tokens:
             lease = self._leases.get(name)
@@ -63,7 +63,7 @@ class SimulatedGpu:
                 world.report(Finished(lease, Usage(PROMPT, output)))
         self._step(world)
 
-    def abort(self, lease: Lease, world: World) -> None:
+    def abort(self, lease: Lease, world: EventWorld) -> None:
         name = str(lease.ticket.sequence)
         self._leases.pop(name, None)
         self.model.abort(name, world.now)

@@ -103,12 +103,21 @@ def nim(clients: int) -> Timeline:
 
 @cache
 def saturated(row: Row) -> float:
-    """Output tokens/s of one engine that is kept as full as its KV cache allows, three requests per place."""
+    """Output tokens/s of one engine that is kept as full as its KV cache allows.
+
+    The reference does not say how many requests it ran; these numbers give its rates: three per place, but of the
+    TensorRT-LLM rows no more than 1,200, and 900 where a small model writes as much as it reads. With so few, places
+    stand empty towards the end.
+    """
     profile = row.profile
     prompt, output = (200, 290) if row.source.startswith("MLPerf") else row.numbers[-2:]
-    cap = 512 if "70b" in row.entry and row.source == "trtllm" else profile.max_num_seqs
-    places = min(cap, profile.kv_tokens // (prompt + output))
-    return closed_loop(engine(profile), [(prompt, output)] * (3 * places), places).output_tokens_per_s()
+    places = min(profile.max_num_seqs, profile.kv_tokens // (prompt + output))
+    count = 3 * places
+    if row.source == "trtllm" and "70b" in row.entry:
+        count = min(count, 1_200)
+    elif row.source == "trtllm" and prompt <= output:
+        count = min(count, 900)
+    return closed_loop(engine(profile), [(prompt, output)] * count, places).output_tokens_per_s()
 
 
 @pytest.mark.parametrize("row", rows("silicon"), ids=str)
@@ -151,16 +160,9 @@ def test_nim_at_all_its_concurrencies() -> None:
 # ---- saturation ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", rows("trtllm", "70b"), ids=str)
-def test_saturated_70b_has_the_rate_of_the_reference(row: Row) -> None:
-    assert saturated(row) == pytest.approx(row.model, rel=0.002)
-
-
-@pytest.mark.parametrize("row", rows("trtllm", "8b"), ids=str)
-def test_saturated_8b_has_the_rate_of_the_reference(row: Row) -> None:
-    """The reference does not say which batch it gave the short prompts; with a batch above 250 it is slower there."""
-    large_batch = row.numbers[-2] <= 500
-    assert saturated(row) == pytest.approx(row.model, rel=0.105 if large_batch else 0.012)
+@pytest.mark.parametrize("row", rows("trtllm"), ids=str)
+def test_a_saturated_engine_has_the_rate_of_the_reference(row: Row) -> None:
+    assert saturated(row) == pytest.approx(row.model, rel=0.003)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +177,7 @@ def test_saturated_8b_has_the_rate_of_the_reference(row: Row) -> None:
 def test_saturated_rates_are_as_close_to_measurements_as_published(entry: str, mean_error: float) -> None:
     errors = [error(saturated(row), row.published) for row in rows("trtllm", entry)]
     assert len(errors) == 7
-    # Where ours differs from the reference, see above, it is nearer to what was measured.
-    assert mean_error - (0.03 if "8b" in entry else 0.005) < fmean(errors) < mean_error + 0.005
+    assert fmean(errors) == pytest.approx(mean_error, abs=0.003)
 
 
 @pytest.mark.parametrize("row", rows("MLPerf v4.1"), ids=str)

@@ -15,6 +15,9 @@ from forebay.sim.scenario import EngineSpec
 
 CONFIDENCE = ("high", "medium", "medium-low", "low")
 ENCODER_BATCH_MAX = 128
+PACE_SHARE = 0.8
+"""Of the pace that is asked: mixes vary from second to second, and places at the very pace break it half of the time.
+On the conversation trace at twice the capacity, 0.8 had the most completions in time (H100 at 30 and 50 ms, A100)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +75,21 @@ def language_model(profile: StepProfile, *, prompt: int, output: int, tpot_ms: f
             "choose a larger GPU, or shorter requests"
         )
     alone = profile.step_ms(tokens=1, sequences=1, context=prompt, pairs=0)
+    pace_ms = PACE_SHARE * tpot_ms
     bound = step_bound(
-        profile, limits_of(profile, EngineSpec(profile=profile.name)), [Size(prompt, output)], tpot_ms=tpot_ms
+        profile, limits_of(profile, EngineSpec(profile=profile.name)), [Size(prompt, output)], tpot_ms=pace_ms
     )
-    if alone > tpot_ms or bound.requests_per_s == 0:
+    if alone > pace_ms or bound.requests_per_s == 0:
         raise UsageError(
             f"{profile.name} needs {alone:.1f} ms per token for a single request, and {tpot_ms:g} ms are asked: allow "
-            f"{alone * 1.5:.0f} ms, or choose a faster GPU"
+            f"{alone * 1.5 / PACE_SHARE:.0f} ms, or choose a faster GPU"
         )
     places = max(1, int(bound.batch))
     return Capacity(
         profile=profile.name,
         confidence=profile.confidence,
         places=places,
-        bound_by=_in_words(bound.limited_by, f"the pace of {tpot_ms:g} ms per token"),
+        bound_by=_in_words(bound.limited_by, f"{100 * PACE_SHARE:.0f} % of the pace of {tpot_ms:g} ms per token"),
         step_ms=bound.step_ms,
         kv_tokens=profile.kv_tokens,
         rate_per_s=replicas * bound.requests_per_s,

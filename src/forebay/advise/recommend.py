@@ -24,6 +24,7 @@ OFFLINE_TPOT_MS = 200.0
 KV_SHARE = 0.9
 """Of the KV cache that expected tokens may take: estimates of output are means, and the rest is for the long ones."""
 HELD_S = 30.0
+ANONYMOUS_SHARE = 2
 SLOTS = {"llama.cpp": 4, "ollama": 4, "embedded": 32}
 """Sequences that these engines compute together by default."""
 
@@ -198,13 +199,15 @@ def _anonymous(answers: Answers, row: Situation, capacity: Capacity | None) -> I
         yield Setting("keys", "anonymous", False, "Who has no key has bought nothing.")
     if row.preset != "public-api" or (answers.rate_per_s is None and capacity is None):
         return
-    # The preset's 60 per minute is an allowance of all callers without a key together: too few for a service.
-    if answers.rate_per_s is not None:
-        why = "Of all callers without a key together: your peak. Give callers keys to limit each."
-        yield Setting("limits.default", "requests_per_minute", ceil(60 * answers.rate_per_s), why)
+    # The preset's allowance is of all callers without a key together: too little for a service. Above what the
+    # engines carry it is they who decide.
+    carried = capacity.rate_per_s if capacity is not None else 0.0
+    most = ANONYMOUS_SHARE * max(answers.rate_per_s or 0.0, carried)
+    why = f"Of all callers without a key together: {ANONYMOUS_SHARE} times the peak. Give callers keys to limit each."
+    yield Setting("limits.default", "requests_per_minute", ceil(60 * most), why)
     if capacity is not None:
-        why = "Open at once, of all callers without a key together: no more than there are places."
-        yield Setting("limits.default", "concurrency", capacity.places * answers.replicas, why)
+        why = "Open at once, of all callers without a key together: the places, and as many who wait."
+        yield Setting("limits.default", "concurrency", ANONYMOUS_SHARE * capacity.places * answers.replicas, why)
 
 
 def _engine(answers: Answers, capacity: Capacity | None) -> Iterator[Setting]:
@@ -267,6 +270,9 @@ def _cautions(answers: Answers, mode: Mode, capacity: Capacity | None, numbers: 
         yield "Refusing at once leaves places empty between your bursts: try the hybrid with --simulate."
     if answers.clients == "public" and not answers.sells:
         yield "Callers without a key share one allowance, so one of them can use it up: give callers keys soon."
+        if answers.rate_per_s is None and capacity is None:
+            allowed = PRESETS["public-api"]["limits"]["default"]["requests_per_minute"]
+            yield f"The preset allows them {allowed} requests a minute together: say --rate for an allowance that fits."
     if answers.clients == "b2b" or answers.sells:
         yield "Nobody may call until the file has keys: see the commented example in it."
     if answers.tpot_ms is not None and not exists(("slo", "tpot_ms")):

@@ -14,6 +14,8 @@ COMMANDS = {
     "demo": ("forebay.cli.demo", "Drive a real model past capacity in all three modes and compare."),
     "bench": ("forebay.cli.bench", "Open-loop load against a gateway or engine, with a report."),
     "advise": ("forebay.cli.advise", "Recommend a mode, a preset and a config, with the reasons."),
+    "plan": ("forebay.cli.plan", "The cheapest GPUs and configuration that keep an objective."),
+    "sim": ("forebay.cli.sim", "Replay traffic through the policies on simulated GPUs."),
     "engine": ("forebay.cli.engine", "Run a stand-alone OpenAI-style engine: embedded or simulated."),
     "config": ("forebay.cli.config", "Check a config file, or show the full default one."),
 }

@@ -410,6 +410,14 @@ class Telemetry(Section, frozen=True):
         Text | None,
         Meta(description="File to append the access log to. Unset: stdout.", examples=["access.jsonl"]),
     ] = None
+    record_path: Annotated[
+        Text | None,
+        Meta(
+            description="File to append the record of sizes and times to, a trace for the simulator; no prompts. "
+            "Unset: none is kept.",
+            examples=["record.csv"],
+        ),
+    ] = None
 
 
 class Config(Section, frozen=True):

@@ -336,7 +336,7 @@ class EncoderEngine(SimulatedEngine):
         if self._running is not None and call in self._running.calls:
             self._running.calls.remove(call)  # the batch runs to its end whoever has left
 
-    def made(self, call: Call) -> int:
+    def made(self, call: Call) -> int:  # noqa: ARG002
         return 0
 
     def work(self) -> Work:

@@ -1,4 +1,4 @@
-"""When engines fail: the faults of a scenario as actions on the event heap, and the probes by which gateways find out."""
+"""When engines fail: the faults of a scenario on the event heap, and the probes by which gateways find out."""
 
 from __future__ import annotations
 

@@ -58,7 +58,11 @@ class Gated:
         self.journal: Journal | None = None
         self._world = world
         self._engines = engines
-        self._answers = answers
+        self.answers = answers
+
+    def engine(self, lease: Lease) -> SimulatedEngine:
+        """Whom a lease is for."""
+        return self._engines[lease.engine.name]
 
     # ---- from callers ----------------------------------------------------------------------------------------
 
@@ -76,7 +80,7 @@ class Gated:
             self.driver.cancel(ticket, None)
             return 0
         call.lease.generated = self.made(call.lease)
-        made = self._engines[call.lease.engine.name].made(call)
+        made = self.engine(call.lease).made(call)
         self.driver.cancel(ticket, Usage(ticket.demand.input_tokens, made if ticket.request.stream else 0, exact=False))
         return made
 
@@ -96,10 +100,10 @@ class Gated:
         assert call.lease is not None
         if not call.first_token:
             self.driver.report(FirstToken(call.lease))  # an answer that is no stream comes in one piece
-        elif call.first_token:
+        else:
             call.lease.generated = call.output_tokens
         self.driver.report(Finished(call.lease, Usage(input_tokens, output_tokens)))
-        self._answers.completed(call)
+        self.answers.completed(call)
 
     def failed(self, call: Call, reason: FailReason, made: int, *, blame: bool) -> None:
         """The engine broke off, or refused it for a reason of its own."""
@@ -109,13 +113,13 @@ class Gated:
         streamed = made if ticket.request.stream else 0
         usage = Usage(ticket.demand.input_tokens, streamed, exact=False) if streamed else None
         self.driver.report(Failed(lease, reason, usage, blame=blame))
-        self._answers.broken(call, reason.value, made)
+        self.answers.broken(call, reason.value, made)
 
     def unfit(self, call: Call) -> None:
         """The engine answers 400."""
         assert call.lease is not None
         self.driver.report(Finished(call.lease, None))
-        self._answers.broken(call, ENGINE_REFUSED, 0)
+        self.answers.broken(call, ENGINE_REFUSED, 0)
 
     def undelivered(self, call: Call) -> None:
         """The gateway sends it to another engine, or evicts it."""
@@ -136,7 +140,7 @@ class Gated:
             call: Call = ticket.request.owner
             call.ticket, call.lease = ticket, lease
             calls.append(call)
-        self._engines[leases[0].engine.name].start(calls)
+        self.engine(leases[0]).start(calls)
 
     def queued(self, ticket: Ticket) -> None:
         """It waits."""
@@ -148,18 +152,18 @@ class Gated:
         """Its caller is told."""
         if self.journal is not None:
             self.journal.refused(request, refusal)
-        self._answers.refused(request.owner, refusal)
+        self.answers.refused(request.owner, refusal)
 
     def aborted(self, lease: Lease) -> None:
         """The engine frees it at once."""
         if self.journal is not None:
             self.journal.aborted(lease)
-        self._engines[lease.engine.name].abort(lease.ticket.request.owner)
+        self.engine(lease).abort(lease.ticket.request.owner)
 
     def made(self, lease: Lease) -> int:
         """What the client of a stream has seen so far."""
         call: Call = lease.ticket.request.owner
-        return self._engines[lease.engine.name].made(call) if call.first_token else 0
+        return self.engine(lease).made(call) if call.first_token else 0
 
 
 class Direct:
@@ -168,7 +172,7 @@ class Direct:
     def __init__(self, world: Time, engines: Sequence[SimulatedEngine], answers: Answers) -> None:
         self._world = world
         self._engines = engines
-        self._answers = answers
+        self.answers = answers
         self._turn = 0
         self._engine_of: dict[int, SimulatedEngine] = {}
 
@@ -194,19 +198,19 @@ class Direct:
     def finished(self, call: Call, input_tokens: int, output_tokens: int) -> None:  # noqa: ARG002
         """The answer is whole."""
         del self._engine_of[call.index]
-        self._answers.completed(call)
+        self.answers.completed(call)
 
     def failed(self, call: Call, reason: FailReason, made: int, *, blame: bool) -> None:  # noqa: ARG002
         """The connection breaks."""
         del self._engine_of[call.index]
-        self._answers.broken(call, reason.value, made)
+        self.answers.broken(call, reason.value, made)
 
     def unfit(self, call: Call) -> None:
         """The engine answers 400."""
         del self._engine_of[call.index]
-        self._answers.broken(call, ENGINE_REFUSED, 0)
+        self.answers.broken(call, ENGINE_REFUSED, 0)
 
     def undelivered(self, call: Call) -> None:
         """Nobody takes the connection."""
         del self._engine_of[call.index]
-        self._answers.broken(call, UNREACHABLE, 0)
+        self.answers.broken(call, UNREACHABLE, 0)

@@ -158,11 +158,12 @@ def call_name(request: Request) -> str:
 
 
 class Parts:
-    """Everything of a scenario but the drivers of its gateways, which may be simulated or live. `world` has the time."""
+    """Everything of a scenario but the drivers of its gateways, which may be simulated or live. `world` is the time."""
 
-    def __init__(self, scenario: Scenario, config: schema.Config, world: Time) -> None:
+    def __init__(self, scenario: Scenario, config: schema.Config, world: Time, *, front: type[Gated] = Gated) -> None:
         self.scenario = scenario
         self.world = world
+        self._front = front
         self._config = config
         spec = scenario.engines
         profile = profile_named(spec.profile)
@@ -204,7 +205,7 @@ class Parts:
         """The front of a gateway; its driver is to be set."""
         names = engine_names(self._entry(gateway))
         owned = {name: self.engines[number] for name, number in zip(names, self.engines_of(gateway), strict=True)}
-        return Gated(self.world, owned, self.callers)
+        return self._front(self.world, owned, self.callers)
 
     def pipeline(self, gateway: int, journal: Journal | None) -> Pipeline:
         """The production pipeline of a gateway, with a stream of chance of its own."""

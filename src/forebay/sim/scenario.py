@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from random import Random
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,8 +16,7 @@ from forebay.config import schema
 from forebay.config.load import loads
 from forebay.errors import UsageError
 from forebay.workload.arrival import NS_PER_S, Arrival
-from forebay.workload.pacer import Constant, Gamma, Pacer, Poisson, bursty
-from forebay.workload.sizes import Sizes
+from forebay.workload.generate import check_arrivals, filled, moments
 from forebay.workload.trace import load_trace
 
 DEFAULT_ENTRY = schema.Engine(name="engine", kind="simulated")
@@ -90,8 +88,9 @@ class ClientSpec(Spec, frozen=True):
 class WorkloadSpec(Spec, frozen=True):
     """When requests come and how large they are: a trace (by shipped name, or path), or `rate` arrivals per second.
 
-    `duration_s` is needed with `rate`. `keys` spreads requests evenly over so many keys `k0`, `k1` … where the trace
-    names none. Sizes are texts of `workload.sizes.Sizes` and hold where the trace says nothing.
+    `duration_s` is needed with `rate`. `arrivals` is a text of `workload.generate`: `poisson`, `spike:factor=4` … Sizes
+    are texts of `workload.sizes.Sizes`, or drawn from a trace (`sizes_from`), and hold where the trace says nothing.
+    `keys` spreads requests over so many keys `k0`, `k1` … where the trace names none, evenly unless `key_skew` is set.
     """
 
     trace: str | None = None
@@ -101,17 +100,23 @@ class WorkloadSpec(Spec, frozen=True):
     thin: Annotated[float, Meta(gt=0, le=1)] = 1.0
     jitter_s: Annotated[float, Meta(ge=0)] = 0.0
     rate: Positive | None = None
-    arrivals: Literal["poisson", "constant", "gamma", "bursty"] = "poisson"
+    arrivals: str = "poisson"
     cv: Positive = 3.0
     prompt_tokens: str = "512"
     output_tokens: str = "128"
+    sizes_from: str | None = None
     keys: Whole = 1
+    key_skew: Annotated[float, Meta(ge=0, le=10)] = 0.0
 
     def __post_init__(self) -> None:
         if (self.trace is None) == (self.rate is None):
             raise ValueError("a workload is either a trace or a rate: give exactly one of the two")
         if self.rate is not None and self.duration_s is None:
             raise ValueError("a workload of a given rate needs a duration_s")
+        try:
+            check_arrivals(self.arrivals)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
 
     def draw(self, seed: int) -> list[Arrival]:
         """All arrivals in time order, sizes and keys filled in. The same seed draws the same.
@@ -122,18 +127,15 @@ class WorkloadSpec(Spec, frozen=True):
 
     def stream(self, seed: int) -> Iterator[Arrival]:
         """The same one by one: those of a rate are drawn as they are asked for."""
-        prompts, outputs = Sizes.parse(self.prompt_tokens), Sizes.parse(self.output_tokens)
-        sizes, keys = Random(f"{seed}/sizes"), Random(f"{seed}/keys")
-        for arrival in self._moments(seed):
-            prompt, output, key = arrival.prompt_tokens, arrival.output_tokens, arrival.key
-            if prompt is not None and output is not None and (key or self.keys == 1):
-                yield arrival
-                continue
-            yield arrival._replace(
-                prompt_tokens=prompts.draw(sizes) if prompt is None else prompt,
-                output_tokens=outputs.draw(sizes) if output is None else output,
-                key=key or (f"k{keys.randrange(self.keys)}" if self.keys > 1 else ""),
-            )
+        return filled(
+            self._moments(seed),
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            sizes_from=self.sizes_from,
+            keys=self.keys,
+            key_skew=self.key_skew,
+            seed=seed,
+        )
 
     def _moments(self, seed: int) -> Iterable[Arrival]:
         if self.trace is not None:
@@ -148,18 +150,7 @@ class WorkloadSpec(Spec, frozen=True):
             )
         assert self.rate is not None
         assert self.duration_s is not None
-        chance = Random(f"{seed}/arrivals")
-        offsets = self._pacer(self.rate, self.duration_s).offsets_s(chance)
-        return (Arrival(int(offset_s * NS_PER_S), "load") for offset_s in offsets)
-
-    def _pacer(self, rate: float, duration_s: float) -> Pacer:
-        if self.arrivals == "constant":
-            return Constant(rate, duration_s)
-        if self.arrivals == "gamma":
-            return Gamma(rate, self.cv, duration_s)
-        if self.arrivals == "bursty":
-            return bursty(rate, duration_s, None)
-        return Poisson(rate, duration_s)
+        return moments(self.arrivals, rate=self.rate, duration_s=self.duration_s, cv=self.cv, seed=seed)
 
 
 class Scenario(Spec, frozen=True, kw_only=True):

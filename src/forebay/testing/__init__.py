@@ -8,7 +8,7 @@ from __future__ import annotations
 from forebay.testing.clock import ManualClock
 from forebay.testing.conformance import check_batching, check_limit
 from forebay.testing.invariants import InvariantError, check_empty, check_invariants
-from forebay.testing.world import BatchServer, EventWorld, ExponentialServers, World, bursts, poisson
+from forebay.testing.world import BatchServer, EventWorld, ExponentialServers, ModelHands, ServingModel, bursts, poisson
 
 __all__ = [
     "BatchServer",
@@ -16,7 +16,8 @@ __all__ = [
     "ExponentialServers",
     "InvariantError",
     "ManualClock",
-    "World",
+    "ModelHands",
+    "ServingModel",
     "bursts",
     "check_batching",
     "check_empty",

@@ -6,13 +6,15 @@ A text is a name and settings: `NAME` or `NAME:SETTING=VALUE,…`. `SHAPES` has 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from itertools import accumulate
 from random import Random
 from typing import NamedTuple
 
 from forebay.errors import UsageError
-from forebay.workload.arrival import Arrival
+from forebay.workload.arrival import NS_PER_S, Arrival
 from forebay.workload.pacer import (
     Clumps,
     Constant,
@@ -20,19 +22,16 @@ from forebay.workload.pacer import (
     Gamma,
     Mmpp,
     Pacer,
-    Phase,
     Poisson,
     Ramp,
     Spike,
     Table,
-    schedule,
 )
 from forebay.workload.population import WINDOW_S, measured_rates, population
 from forebay.workload.sizes import Sizes
 from forebay.workload.trace import sizes_of
 
-REQUESTS_MAX = 20_000_000
-CV_LEAST, CV_MOST = 0.05, 50.0
+CV_LEAST, CV_MOST = 0.01, 100.0
 
 
 class Settings:
@@ -82,7 +81,7 @@ class RetryStorm(NamedTuple):
 
 
 RETRY_STORM = RetryStorm()
-"""Who sends the arrivals `retry-storm`."""
+"""Who should send the arrivals `retry-storm`: arrivals alone do not retry."""
 
 
 def _gamma(take: Settings, rate: float, duration_s: float) -> Pacer:
@@ -131,7 +130,7 @@ SHAPES: dict[str, Shape] = {
     "ramp": Shape(_ramp, "to=3", "from the rate to so many times the rate"),
     "diurnal": Shape(_diurnal, "peak=3, period=86400, cv=1", "a sinusoid: peak over trough, from the trough on"),
     "spike": Shape(_spike, "factor=4, at, for, cv=1", "so many times the rate, from second `at`, `for` seconds"),
-    "retry-storm": Shape(_spike, "factor=4, at, for, cv=1", "a spike, sent by callers that retry (RETRY_STORM)"),
+    "retry-storm": Shape(_spike, "factor=4, at, for, cv=1", "a spike, for callers such as RETRY_STORM"),
     "measured": Shape(_measured, "model=m-large, from_h=0, cv=1", "the daily and weekly curve of a ServeGen model"),
 }
 """By name. The rate is the mean, but that of `ramp` is where it begins and that of spikes is the one outside of them;
@@ -141,28 +140,7 @@ CLIENTS_SETTINGS = "model=m-large, pauses=0"
 """Settings of `clients`, ServeGen's callers side by side: keys and sizes come from them too."""
 
 
-def moments(arrivals: str, *, rate: float, duration_s: float, cv: float = 3.0, seed: int = 0) -> list[Arrival]:
-    """When requests come, in time order; sizes and keys are set only by `clients`. The same seed gives the same.
-
-    `cv` is the default of `gamma`. Raises UsageError for a text, a rate or a duration that makes no sense.
-    """
-    if not 0 < rate < math.inf or not 0 < duration_s < math.inf:
-        raise UsageError(f"arrivals need a rate and a duration above 0, not {rate:g} per second for {duration_s:g} s")
-    if rate * duration_s > REQUESTS_MAX:
-        raise UsageError(f"{rate:g} requests per second for {duration_s:g} s are more than {REQUESTS_MAX} requests")
-    name, take = _read(arrivals, cv)
-    if name == "clients":
-        callers = population(take.text("model", "m-large")).scaled(rate)
-        pauses = bool(take.number("pauses", 0.0, 0.0, 1.0))
-        take.end(CLIENTS_SETTINGS)
-        return callers.arrivals(duration_s, seed, pauses=pauses)
-    shape = SHAPES[name]
-    pacer = shape.pacer(take, rate, duration_s)
-    take.end(shape.settings)
-    return schedule([Phase("load", pacer)], seed)
-
-
-def generate(
+def stream(
     arrivals: str = "poisson",
     *,
     rate: float,
@@ -174,12 +152,12 @@ def generate(
     keys: int = 1,
     key_skew: float = 0.0,
     seed: int = 0,
-) -> list[Arrival]:
-    """Arrivals with sizes and keys, in time order. The same seed gives the same.
+) -> Iterator[Arrival]:
+    """Arrivals with sizes and keys, in time order, drawn as they are asked for. The same seed gives the same.
 
     Sizes are texts of `Sizes`, or pairs drawn from those of a trace (`sizes_from`: a shipped name or a file). Requests
     are spread over `keys` keys `k0`, `k1`, … in proportion to `1 / rank ** key_skew`. `clients` brings its own of both.
-    Raises UsageError for what makes no sense.
+    `cv` is the default of `gamma`. Raises UsageError at once for what makes no sense.
     """
     return filled(
         moments(arrivals, rate=rate, duration_s=duration_s, cv=cv, seed=seed),
@@ -192,8 +170,27 @@ def generate(
     )
 
 
+def moments(arrivals: str, *, rate: float, duration_s: float, cv: float = 3.0, seed: int = 0) -> Iterator[Arrival]:
+    """When requests come, in time order, drawn as they are asked for; sizes and keys are set only by `clients`.
+
+    Raises UsageError at once for a text, a rate or a duration that makes no sense.
+    """
+    if not 0 < rate < math.inf or not 0 < duration_s < math.inf:
+        raise UsageError(f"arrivals need a rate and a duration above 0, not {rate:g} per second for {duration_s:g} s")
+    name, take = _read(arrivals, cv)
+    if name == "clients":
+        callers = population(take.text("model", "m-large")).scaled(rate)
+        pauses = bool(take.number("pauses", 0.0, 0.0, 1.0))
+        take.end(CLIENTS_SETTINGS)
+        return callers.stream(duration_s, seed, pauses=pauses)
+    pacer = SHAPES[name].pacer(take, rate, duration_s)
+    take.end(SHAPES[name].settings)
+    offsets = pacer.offsets_s(Random(f"{seed}/arrivals"))
+    return (Arrival(int(offset_s * NS_PER_S), "load") for offset_s in offsets)
+
+
 def filled(
-    arrivals: list[Arrival],
+    arrivals: Iterable[Arrival],
     *,
     prompt_tokens: str = "512",
     output_tokens: str = "128",
@@ -201,26 +198,33 @@ def filled(
     keys: int = 1,
     key_skew: float = 0.0,
     seed: int = 0,
-) -> list[Arrival]:
-    """The arrivals with what they lack: sizes and keys, as `generate` draws them."""
+) -> Iterator[Arrival]:
+    """The arrivals with what they lack: sizes and keys, drawn as `stream` tells. Raises UsageError at once."""
     if keys < 1 or not 0 <= key_skew <= 10:
         raise UsageError("requests have at least 1 key, with a skew within 0 and 10")
     prompts, outputs = Sizes.parse(prompt_tokens), Sizes.parse(output_tokens)
     pairs = None if sizes_from is None else sizes_of(sizes_from)
     sizes, chance = Random(f"{seed}/sizes"), Random(f"{seed}/keys")
-    names = [f"k{number}" for number in range(keys)]
-    weights = [1.0 / (rank + 1) ** key_skew for rank in range(keys)]
-    drawn = chance.choices(names, weights, k=len(arrivals)) if keys > 1 else [""] * len(arrivals)
-    whole = []
-    for arrival, key in zip(arrivals, drawn, strict=True):
-        prompt, output = arrival.prompt_tokens, arrival.output_tokens
-        if prompt is None or output is None:
-            some_prompt, some_output = (
-                (prompts.draw(sizes), outputs.draw(sizes)) if pairs is None else sizes.choice(pairs)
-            )
-            prompt, output = prompt or some_prompt, output or some_output
-        whole.append(arrival._replace(prompt_tokens=prompt, output_tokens=output, key=arrival.key or key))
-    return whole
+
+    def size() -> tuple[int, int]:
+        return (prompts.draw(sizes), outputs.draw(sizes)) if pairs is None else sizes.choice(pairs)
+
+    shares = list(accumulate(1.0 / (rank + 1) ** key_skew for rank in range(keys)))
+
+    def key() -> str:
+        if keys == 1:
+            return ""
+        return f"k{chance.randrange(keys) if not key_skew else bisect(shares, chance.random() * shares[-1])}"
+
+    def whole() -> Iterator[Arrival]:
+        for arrival in arrivals:
+            prompt, output = arrival.prompt_tokens, arrival.output_tokens
+            if prompt is None or output is None:
+                some_prompt, some_output = size()
+                prompt, output = prompt or some_prompt, output or some_output
+            yield arrival._replace(prompt_tokens=prompt, output_tokens=output, key=arrival.key or key())
+
+    return whole()
 
 
 def check_arrivals(text: str) -> None:

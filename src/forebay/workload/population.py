@@ -127,18 +127,17 @@ class Population:
         factor = rate / self.rate
         return Population(tuple(replace(client, rate=client.rate * factor) for client in self.clients))
 
-    def arrivals(self, duration_s: float, seed: int, *, pauses: bool = False) -> list[Arrival]:
-        """All requests in time order. Each caller draws from its own streams: to leave one out changes no other.
+    def stream(self, duration_s: float, seed: int, *, pauses: bool = False) -> Iterator[Arrival]:
+        """All requests in time order, drawn as they are asked for.
 
-        `pauses`: a caller is silent for whole windows of 10 minutes, as often as it was, and faster in the others.
-        Otherwise all send throughout, and the total rate is what it says even in a short run.
+        Each caller draws from its own streams of chance: to leave one out changes no other. `pauses`: a caller is
+        silent for whole windows of 10 minutes, as often as it was, and faster in the others. Otherwise all send
+        throughout, and the total rate is what it says even in a short run.
         """
         streams = [self._requests(client, duration_s, seed, pauses) for client in self.clients]
-        return [
-            Arrival(int(request.at_s * NS_PER_S), "load", request.prompt_tokens, request.output_tokens, key)
-            for request in heapq.merge(*streams, key=_at_s)
-            if (key := request.client.name)
-        ]
+        for request in heapq.merge(*streams, key=_at_s):
+            at_ns = int(request.at_s * NS_PER_S)
+            yield Arrival(at_ns, "load", request.prompt_tokens, request.output_tokens, request.client.name)
 
     @staticmethod
     def _requests(client: Client, duration_s: float, seed: int, pauses: bool) -> Iterator[_Request]:

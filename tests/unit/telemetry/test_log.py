@@ -18,7 +18,8 @@ from forebay.core.model import Mode, Refusal, Request, Usage
 from forebay.core.outcome import ShedReason
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
-from forebay.telemetry.log import CHUNK_BYTES, CHUNKS_MAX, AccessLog, configure
+from forebay.telemetry.lines import CHUNK_BYTES, CHUNKS_MAX
+from forebay.telemetry.log import AccessLog, configure
 
 
 class Sink(io.BytesIO):

@@ -12,12 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import UsageError
+from forebay.workload import generate
 from forebay.workload.arrival import NS_PER_S, Arrival
-from forebay.workload.generate import RETRY_STORM, SHAPES, check_arrivals, generate, moments
+from forebay.workload.generate import RETRY_STORM, SHAPES, check_arrivals
 from forebay.workload.pacer import Table
 from forebay.workload.population import Quantiles, measured_rates, models, population
 from forebay.workload.retry import CLIENTS, client_model
 from forebay.workload.trace import shipped_folder, sizes_of
+
+
+def moments(kind: str, *, rate: float, duration_s: float, cv: float = 3.0, seed: int = 0) -> list[Arrival]:
+    return list(generate.moments(kind, rate=rate, duration_s=duration_s, cv=cv, seed=seed))
+
 
 KINDS = [*SHAPES, "clients:model=m-small"]
 
@@ -108,20 +114,22 @@ def test_a_bursty_process_does_not_begin_with_a_burst() -> None:
 
 
 def test_sizes_and_keys_are_filled_in() -> None:
-    arrivals = generate(
-        "poisson", rate=50, duration_s=60, prompt_tokens="100-200", output_tokens="7", keys=4, key_skew=1.0
+    arrivals = list(
+        generate.stream(
+            "poisson", rate=50, duration_s=60, prompt_tokens="100-200", output_tokens="7", keys=4, key_skew=1.0
+        )
     )
     assert {arrival.output_tokens for arrival in arrivals} == {7}
     assert fmean(arrival.prompt_tokens or 0 for arrival in arrivals) == pytest.approx(150, rel=0.03)
     shares = [sum(arrival.key == f"k{key}" for arrival in arrivals) / len(arrivals) for key in range(4)]
     assert shares == pytest.approx([12 / 25, 6 / 25, 4 / 25, 3 / 25], abs=0.03)
-    assert {arrival.key for arrival in generate(rate=9, duration_s=9)} == {""}
+    assert {arrival.key for arrival in generate.stream(rate=9, duration_s=9)} == {""}
 
 
 def test_sizes_come_in_the_pairs_of_a_trace() -> None:
     name = "lengths_arxiv_summarization"
     pairs = set(sizes_of(name))
-    arrivals = generate(rate=20, duration_s=20, sizes_from=name)
+    arrivals = list(generate.stream(rate=20, duration_s=20, sizes_from=name))
     assert {(arrival.prompt_tokens, arrival.output_tokens) for arrival in arrivals} <= pairs
 
 
@@ -131,7 +139,7 @@ def test_sizes_come_in_the_pairs_of_a_trace() -> None:
 def test_callers_keep_their_shares_and_sizes() -> None:
     callers = population("deepseek-r1").scaled(30)
     assert callers.rate == pytest.approx(30)
-    arrivals = generate("clients:model=deepseek-r1", rate=30, duration_s=1500, seed=7)
+    arrivals = list(generate.stream("clients:model=deepseek-r1", rate=30, duration_s=1500, seed=7))
     assert len(arrivals) / 1500 == pytest.approx(30, rel=0.1)
     first = max(callers.clients, key=lambda client: client.rate)
     mine = [arrival for arrival in arrivals if arrival.key == first.name]
@@ -145,7 +153,7 @@ def test_leaving_one_caller_out_changes_no_other() -> None:
     callers = population("mm-image").scaled(10)
     fewer = type(callers)(callers.clients[1:])
     gone = callers.clients[0].name
-    assert fewer.arrivals(100, 3) == [arrival for arrival in callers.arrivals(100, 3) if arrival.key != gone]
+    assert list(fewer.stream(100, 3)) == [arrival for arrival in list(callers.stream(100, 3)) if arrival.key != gone]
 
 
 def test_pausing_callers_are_silent_for_whole_windows_and_keep_their_rate() -> None:
@@ -154,10 +162,10 @@ def test_pausing_callers_are_silent_for_whole_windows_and_keep_their_rate() -> N
     alone = type(callers)((client,))
     alone = alone.scaled(0.2)
     days = 86_400 * 20
-    windows = counts(alone.arrivals(days, 3, pauses=True), 600, days)
+    windows = counts(list(alone.stream(days, 3, pauses=True)), 600, days)
     assert sum(count > 0 for count in windows) / len(windows) == pytest.approx(client.active_share, abs=0.08)
     assert sum(windows) / days == pytest.approx(0.2, rel=0.15)
-    assert fmean(count == 0 for count in counts(alone.arrivals(86_400, 3), 600, 86_400)) < 0.2
+    assert fmean(count == 0 for count in counts(list(alone.stream(86_400, 3)), 600, 86_400)) < 0.2
 
 
 def test_the_table_of_callers_is_read_whole() -> None:
@@ -192,7 +200,7 @@ def test_quantiles_are_kept_and_the_mean_is_near() -> None:
         ("spike:factor=x", "factor=x is no number within 0 and 1000"),
         ("spike:hight=3", "no setting hight; it knows factor=4, at, for"),
         ("poisson:cv=3", "no setting cv; it knows none"),
-        ("gamma:cv=0", "cv=0 is no number within 0.05 and 50"),
+        ("gamma:cv=0", "cv=0 is no number within 0.01 and 100"),
         ("mmpp:ratio=nan", "ratio=nan is no number"),
         ("diurnal:peak=0.5", "peak=0.5 is no number within 1"),
         ("clients:model=gpt", "no callers of a model 'gpt' were measured: deepseek-r1, m-large"),
@@ -218,11 +226,10 @@ def test_a_text_that_is_one_passes_the_check(kind: str) -> None:
         ({"rate": 0.0}, "above 0, not 0 per second"),
         ({"rate": float("nan")}, "above 0, not nan"),
         ({"duration_s": float("inf")}, "for inf s"),
-        ({"rate": 1e9}, "more than 20000000 requests"),
         ({"keys": 0}, "at least 1 key"),
         ({"key_skew": -1.0}, "with a skew"),
     ],
 )
 def test_a_load_that_makes_no_sense_is_refused(how: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        generate(**({"rate": 1.0, "duration_s": 1.0} | how))  # type: ignore[arg-type]
+        generate.stream(**({"rate": 1.0, "duration_s": 1.0} | how))  # type: ignore[arg-type]

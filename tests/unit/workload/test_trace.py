@@ -137,9 +137,6 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, how: dict[str, float], m
 
 # ---- logs of others ------------------------------------------------------------------------------------------------
 
-CONVERSATION = [(0, 374, 44), (1_500_000_000, 396, 109)]
-
-
 LOGS = {
     "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:48.1805900,396,109\n",
@@ -159,9 +156,8 @@ LOGS = {
 @pytest.mark.parametrize("text", LOGS.values(), ids=LOGS)
 def test_the_common_logs_are_understood(tmp_path: Path, text: str) -> None:
     arrivals = load_trace(written(tmp_path, text))
-    assert [(a.at_ns, a.prompt_tokens, a.output_tokens) for a in arrivals] == [
-        (pytest.approx(at, abs=300), prompt, output) for at, prompt, output in CONVERSATION
-    ]
+    assert [(a.prompt_tokens, a.output_tokens) for a in arrivals] == [(374, 44), (396, 109)]
+    assert [a.at_ns for a in arrivals] == pytest.approx([0, 1_500_000_000], abs=300)
 
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"

@@ -307,12 +307,10 @@ class EngineModel:
         if chunks:
             stretch.first, stretch.joined = self._join(chunks)
         if not chunks and not preempted and not self._prefilling and not self._noise and most != 1:
-            stretch.steps = min(
-                self._next_end() - self._steps + 1, (self.limits.kv_tokens - self.kv_used) // decodes + 1
-            )
+            room = (self.limits.kv_tokens - self.kv_used) // decodes
+            stretch.lengthen(1 + min(self._next_end() - self._steps, room))
         self._collect_finishing(stretch)
-        if self._cache is not None:
-            self._cache.shrink(self.limits.kv_tokens - self.kv_used)
+        self._shrink_cache()
         return stretch
 
     def _timed(self, now: int, batch_tokens: int, batch_seqs: int, context: int, pairs: float) -> Stretch:
@@ -353,6 +351,12 @@ class EngineModel:
         self._ahead += steps
         self._context += grown
         self.kv_used += grown
+        self._shrink_cache()
+
+    def _shrink_cache(self) -> None:
+        """What the sequences take is taken from the prefix cache."""
+        if self._cache is not None:
+            self._cache.shrink(self.limits.kv_tokens - self.kv_used)
 
     def _next_end(self) -> int:
         """The step in which the first of the decoding sequences makes its last token."""
@@ -499,7 +503,7 @@ class EngineModel:
         """It is gone for good; what it has computed stays in the prefix cache as long as there is room."""
         if self._cache is not None and sequence.session:
             self._cache.keep(sequence.session, sequence.computed)
-            self._cache.shrink(self.limits.kv_tokens - self.kv_used)
+            self._shrink_cache()
 
     def _skip_gone(self) -> None:
         while self._waiting and self._waiting[0].gone:

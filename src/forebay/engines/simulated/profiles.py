@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 import msgspec
 
@@ -125,7 +126,14 @@ def profiles() -> dict[str, Profile]:
 
 
 def profile_named(name: str) -> Profile:
-    """The profile called `name`. Raises `UsageError`, with the nearest names, when there is none."""
+    """The profile called `name`: one that ships, or the path (`….json`) of one that was fitted.
+
+    Raises `UsageError`, with the nearest names, when there is none.
+    """
+    if name.endswith(".json"):
+        from forebay.engines.simulated.fitted import profile_from_file
+
+        return profile_from_file(Path(name))
     known = profiles()
     if name in known:
         return known[name]

@@ -16,16 +16,19 @@ class Stretch:
     """
 
     __slots__ = (
-        "_fraction", "_growth", "_took", "admitted", "batch_seqs", "batch_tokens", "decodes", "finished", "first",
-        "joined", "start", "steps",
+        "_fraction", "_growth", "_took", "admitted", "batch_seqs", "batch_tokens", "decodes", "end", "finished",
+        "first", "joined", "start", "steps",
     )  # fmt: skip
 
     def __init__(self, start: int, fraction: int, took: int, growth: int, batch_seqs: int, batch_tokens: int) -> None:
         """`took`: time of the first step, `growth`: what each next one takes longer, both in 2^-20 ns like `fraction`,
         which is what the start has lost by rounding."""
+        self._fraction, self._took, self._growth = fraction, took, growth
         self.start = start
         """ns"""
         self.steps = 1
+        self.end = self.end_of(1)
+        """When the last step is over, in ns."""
         self.batch_seqs = batch_seqs
         """Sequences computed in each step."""
         self.batch_tokens = batch_tokens
@@ -40,17 +43,11 @@ class Stretch:
         """Sequences whose first token is there at the end. Such a stretch has one step."""
         self.finished: list[str] = []
         """Sequences whose last token is there at the end."""
-        self._fraction, self._took, self._growth = fraction, took, growth
 
     @property
     def tokens(self) -> int:
         """Output tokens made by all steps together."""
         return self.steps * self.decodes + self.joined
-
-    @property
-    def end(self) -> int:
-        """When the last step is over, in ns."""
-        return self.end_of(self.steps)
 
     def end_of(self, step: int) -> int:
         """When a step is over, in ns; the first is number 1, and step 0 is over at the start."""
@@ -75,9 +72,15 @@ class Stretch:
         """What `end` has lost by rounding down, in 2^-20 ns."""
         return self._since_start(self.steps) & ((1 << FRACTION_BITS) - 1)
 
+    def lengthen(self, steps: int) -> None:
+        """Go on for so many steps in all."""
+        self.steps = steps
+        self.end = self.end_of(steps)
+
     def shorten(self, steps: int) -> None:
         """End after so many steps, fewer than there were: nothing finishes."""
         self.steps = steps
+        self.end = self.end_of(steps)
         self.finished = []
 
     def forget(self, id: str) -> None:  # noqa: A002

@@ -1,0 +1,108 @@
+"""How a fleet is run: the settings that the planner chooses, and the configuration file that says so.
+
+One text serves both: what is simulated is what is written for the user, but for the addresses of the engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from forebay.config.render import toml
+from forebay.engines.simulated.profiles import EncoderProfile, StepProfile
+from forebay.plan.candidates import Candidate
+from forebay.plan.objective import Objective
+from forebay.sim.bounds import FluidBound
+
+Mode = Literal["hybrid", "admission", "backpressure"]
+MODES: tuple[Mode, ...] = ("hybrid", "admission", "backpressure")
+
+KV_SHARE = 0.9
+"""Share of the KV cache that expected tokens may fill: estimates of answers' lengths are no better."""
+
+TTFT_OF_SLO_MS = 1000.0
+"""The configuration's own default, where the objective says nothing about first tokens."""
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """`limit` requests and `tokens` expected tokens in flight on one engine; `wait_budget_ms` None: the derived one.
+
+    `batch` is the most that the gateway sends together to an encoder, 1 for language models.
+    """
+
+    mode: Mode
+    limit: int
+    tokens: int | None = None
+    wait_budget_ms: float | None = None
+    batch: int = 1
+
+    def __str__(self) -> str:
+        parts = [self.mode, f"{self.limit} in flight per engine"]
+        if self.batch > 1:
+            parts.append(f"batches of {self.batch}")
+        if self.wait_budget_ms is not None:
+            parts.append(f"wait budget {self.wait_budget_ms:g} ms")
+        return ", ".join(parts)
+
+
+def setups(candidate: Candidate, objective: Objective, bound: FluidBound, mode: Mode) -> list[Setup]:
+    """What is tried for a mode on a kind of engine, the likeliest first.
+
+    In-flight limits span from a fraction of the batch at which the fluid bound is reached up to the engine's own
+    limit: a small one keeps prefills out of each other's way, a large one lets bursts in. Wait budgets are the derived
+    one and half of the objective's time to first token.
+    """
+    profile = candidate.profile
+    if isinstance(profile, EncoderProfile):
+        batch = max(1, round(bound.batch))
+        sizes = list(dict.fromkeys(max(1, round(batch * share)) for share in (0.5, 1.0, 0.25)))
+        # Two batches: one in the engine, one behind it.
+        return [Setup(mode, 2 * size, None, budget, size) for budget in _budgets(objective, mode) for size in sizes]
+    tokens = int(KV_SHARE * profile.kv_tokens)
+    limits = _limits(profile, bound)
+    return [Setup(mode, limit, tokens, budget) for budget in _budgets(objective, mode) for limit in limits]
+
+
+def neighbours(setup: Setup, candidate: Candidate) -> list[Setup]:
+    """The same with a somewhat smaller and a somewhat larger limit."""
+    profile = candidate.profile
+    if isinstance(profile, EncoderProfile):
+        sizes = {max(1, round(setup.batch * 0.75)), round(setup.batch * 1.5)} - {setup.batch}
+        return [msgspec.structs.replace(setup, batch=size, limit=2 * size) for size in sorted(sizes)]
+    near = {max(1, round(setup.limit * 0.75)), min(profile.max_num_seqs, round(setup.limit * 1.35))} - {setup.limit}
+    return [msgspec.structs.replace(setup, limit=limit) for limit in sorted(near)]
+
+
+def _limits(profile: StepProfile, bound: FluidBound) -> list[int]:
+    most = profile.max_num_seqs
+    full = min(most, max(2, round(bound.batch)))
+    return list(dict.fromkeys([max(1, full // 2), full, max(1, full // 4), most]))
+
+
+def _budgets(objective: Objective, mode: Mode) -> list[float | None]:
+    if mode != "hybrid":
+        return [None]
+    patient = objective.ttft_ms or (objective.latency_ms or 0) / 2
+    return [None, round(patient / 2, 1)] if patient > 100 else [None]
+
+
+def config_text(setup: Setup, objective: Objective, *, engines: int, urls: Sequence[str] = (), note: str = "") -> str:
+    """A configuration file. Without `urls` it is that of a simulation."""
+    lines = [f"# {line}".rstrip() for line in note.splitlines()]
+    ttft = objective.ttft_ms or min(objective.latency_ms or TTFT_OF_SLO_MS, TTFT_OF_SLO_MS)
+    lines += ["[slo]", f"ttft_ms = {toml(ttft)}", "", "[admission]", f"mode = {toml(setup.mode)}"]
+    if setup.wait_budget_ms is not None:
+        lines.append(f"wait_budget_ms = {toml(setup.wait_budget_ms)}")
+    # The wait gate is what should refuse: the depth gate only bounds memory, so it grows with the fleet.
+    lines += ["", "[queue]", f"depth_limit = {max(256, 4 * engines)}"]
+    lines += ["", "[[engines]]", 'name = "planned"', f"kind = {toml('openai' if urls else 'simulated')}"]
+    if urls:
+        lines += ["urls = [", *(f"    {toml(url)}," for url in urls), "]"]
+    limit = [f"limit = {setup.limit}"] + ([f"tokens = {setup.tokens}"] if setup.tokens is not None else [])
+    lines.append(f'concurrency = {{ kind = "fixed", {", ".join(limit)} }}')
+    if setup.batch > 1:
+        batching = f'kind = "dynamic", max_size = {setup.batch}, linger_ms = 0'
+        lines.append(f"batching = {{ {batching} }}")
+    return "\n".join(lines) + "\n"
