@@ -39,7 +39,7 @@ priority = 1
 [[keys.static]]
 id = "k0"
 secret = "s0"
-limits = {{ requests_per_minute = 30, concurrency = 4 }}
+limits = {{ requests_per_minute = 15, concurrency = 4 }}
 [[keys.static]]
 id = "k1"
 secret = "s1"

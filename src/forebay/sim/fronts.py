@@ -79,8 +79,8 @@ class Gated:
         if call.lease is None:
             self.driver.cancel(ticket, None)
             return 0
-        call.lease.generated = self.made(call.lease)
         made = self.engine(call.lease).made(call)
+        call.lease.generated = made if call.first_token else 0
         self.driver.cancel(ticket, Usage(ticket.demand.input_tokens, made if ticket.request.stream else 0, exact=False))
         return made
 
