@@ -39,7 +39,7 @@ priority = 1
 [[keys.static]]
 id = "k0"
 secret = "s0"
-limits = {{ requests_per_minute = 15, concurrency = 4 }}
+limits = {{ concurrency = 4 }}
 [[keys.static]]
 id = "k1"
 secret = "s1"
@@ -48,6 +48,7 @@ limits = {{ tokens_per_second = 6000, burst_s = 1.0 }}
 id = "k2"
 secret = "s2"
 class = "first"
+limits = {{ requests_per_minute = 30 }}
 """
 
 FAULTS = (

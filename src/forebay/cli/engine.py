@@ -167,6 +167,7 @@ def _language_model(profile: StepProfile, options: dict[str, Any], faults: Fault
         or max(profile.max_num_batched_tokens, options["max_num_seqs"] or 0),
         kv_tokens=options["kv_tokens"] or profile.kv_tokens,
         reserve_output=options["reserve_output"],
+        max_mixed_tokens=profile.max_mixed_tokens,
     )
     return SimulatedEngine(
         profile,

@@ -74,9 +74,7 @@ def anonymous_entry(config: Config) -> KeyEntry | None:
     if not config.keys.anonymous:
         return None
     default = _class(config, "default")
-    return KeyEntry(
-        ANONYMOUS, default.priority, "default", default.mode, None, None, default.weight, default.hold_back
-    )
+    return KeyEntry(ANONYMOUS, default.priority, "default", default.mode, None, None, default.weight, default.hold_back)
 
 
 def _class(config: Config, name: str) -> schema.PriorityClass:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -28,6 +28,10 @@ ANSWER = 24
 """Tokens of a probe's answer: enough for a mean step time, few enough for many probes."""
 REST_S = 0.05
 PATIENCE_S = 120.0
+ROUND_S = 30.0
+CROWD_SHARE = 0.08
+"""Part of a round's time that the prompts of each crowd may take."""
+LEAST_MIXED_S = 3.0
 MIXED_LOADS = (0.5, 0.8)
 """Parts of the engine's apparent capacity at which the mixed probes arrive."""
 
@@ -57,38 +61,43 @@ class Probe:
     arrivals: list[Arrival]
 
 
-def probes(bounds: Bounds, seed: int) -> Iterator[Probe]:
-    """One round: every kind of probe once."""
+def alone(bounds: Bounds) -> list[Probe]:
+    """Single prompts of growing length, the longest last."""
+    sizes = [size for size in (4, 16, 48, 96, 160, 256, 512, 1024, 2048, 4096) if size < bounds.long]
+    return [_burst("alone", [(size, 6)]) for size in (*sizes, bounds.long)]
+
+
+def together(bounds: Bounds) -> list[Probe]:
+    """Short prompts in growing batches."""
+    seqs = min(bounds.max_num_seqs, 256)
+    batches = sorted({b for b in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if b < seqs} | {seqs})
+    return [_burst("together", [(4, ANSWER)] * batch) for batch in batches]
+
+
+def crowds(bounds: Bounds, seed: int, prompt_tokens: float) -> list[Probe]:
+    """Long contexts beside each other, and a queue of all sizes; each probe has about so many prompt tokens."""
     rng = Random(f"{seed}/probes")
-    longest = bounds.long
-    sizes = [size for size in (4, 16, 48, 96, 160, 256, 512, 1024, 2048, 4096) if size < longest] + [longest]
-    for size in sizes:
-        yield _burst("alone", [(size, 6)])
-    seqs = bounds.max_num_seqs
-    batches = sorted({b for b in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if b < seqs} | {min(seqs, 256)})
-    for batch in batches:
-        yield _burst("together", [(4, ANSWER)] * batch)
-    few = max(1, min(seqs // 2, 8))
-    yield _burst("long contexts", [(longest, ANSWER)] * few)
-    yield _burst("long contexts", [(longest // 2, ANSWER)] * min(seqs, 2 * few))
-    # Prompts of many sizes while answers are under way, from light to crowded.
-    yield _burst("sizes", [(rng.randint(4, longest), rng.randint(2, ANSWER)) for _ in range(min(2 * seqs, 48))])
+    longest, seqs = bounds.long, bounds.max_num_seqs
+    few = max(1, min(seqs, int(prompt_tokens / longest)))
+    more = max(1, min(seqs, int(2 * prompt_tokens / longest)))
+    queue = max(4, min(3 * seqs, int(2 * prompt_tokens / longest)))
+    return [
+        _burst("long contexts", [(longest, ANSWER)] * few),
+        _burst("long contexts", [(max(4, longest // 2), ANSWER)] * more),
+        _burst("all sizes", [(rng.randint(4, longest), rng.randint(2, ANSWER)) for _ in range(queue)]),
+    ]
 
 
 def mixed(bounds: Bounds, seed: int, rate: float, seconds: float) -> Probe:
     """Arrivals at random, of many sizes, as they come in service."""
     rng = Random(f"{seed}/mixed")
     arrivals: list[Arrival] = []
+    size, answer = Sizes(4, max(4, bounds.long // 2)), Sizes(2, 2 * ANSWER)
     at = rng.expovariate(rate)
     while at < seconds or not arrivals:
-        size, answer = _mixed_sizes(bounds)
         arrivals.append(Arrival(int(at * NS_PER_S), "mixed", size.draw(rng), answer.draw(rng)))
         at += rng.expovariate(rate)
     return Probe("mixed", arrivals)
-
-
-def _mixed_sizes(bounds: Bounds) -> tuple[Sizes, Sizes]:
-    return Sizes(4, max(4, bounds.long // 2)), Sizes(2, 2 * ANSWER)
 
 
 def _burst(what: str, sizes: Sequence[tuple[int, int]]) -> Probe:
@@ -104,7 +113,7 @@ def probe_engine(
     seed: int = 1,
     on_probe: OnProbe | None = None,
 ) -> list[list[RequestRecord]]:
-    """The records of each probe, times from its start, for about `seconds` (one round of probes at the least).
+    """The records of each probe, times from its start. Takes about `seconds`, and one round of probes at the least.
 
     Raises EngineError when the engine refuses or fails a probe. Must not be called from an event loop.
     """
@@ -129,18 +138,25 @@ class _Prober:
     async def run(self, bounds: Bounds, seconds: float) -> list[list[RequestRecord]]:
         await self.send(_burst("warm-up", [(16, 8)] * 2))
         runs: list[list[RequestRecord]] = []
-        self._began = began = time.monotonic()
-        for number in range(1000):
-            before = time.monotonic()
-            runs += [await self.send(probe) for probe in probes(bounds, self._seed + number)]
-            rate = _capacity(runs[-1])
-            for load in MIXED_LOADS:
-                # As long as the rest of the round, both together: neither kind of evidence drowns the other.
-                spent = (time.monotonic() - before) / (1 + len(MIXED_LOADS))
-                runs.append(await self.send(mixed(bounds, self._seed + number, load * rate, max(2.0, spent))))
-            round_s = time.monotonic() - before
-            if time.monotonic() - began + round_s / 2 > seconds:
-                break
+        self._began = time.monotonic()
+        # Several rounds rather than one long one: what the machine does for a while does not fall on one kind of probe.
+        rounds = max(1, round(seconds / ROUND_S))
+        for number in range(rounds):
+            runs += await self._round(bounds, self._seed + number, seconds * (number + 1) / rounds)
+        return runs
+
+    async def _round(self, bounds: Bounds, seed: int, until_s: float) -> list[list[RequestRecord]]:
+        left_s = until_s - (time.monotonic() - self._began)
+        runs = [await self.send(probe) for probe in alone(bounds)]
+        longest = runs[-1][0]
+        prompt_rate = longest.prompt_tokens * NS_PER_S / max(1, longest.first_token_ns - longest.sent_ns)
+        runs += [await self.send(probe) for probe in together(bounds)]
+        for probe in crowds(bounds, seed, CROWD_SHARE * left_s * prompt_rate):
+            runs.append(await self.send(probe))
+        rate = _capacity(runs[-1])
+        for index, load in enumerate(MIXED_LOADS):
+            left_s = (until_s - (time.monotonic() - self._began)) / (len(MIXED_LOADS) - index)
+            runs.append(await self.send(mixed(bounds, seed, load * rate, max(LEAST_MIXED_S, left_s))))
         return runs
 
     async def send(self, probe: Probe) -> list[RequestRecord]:

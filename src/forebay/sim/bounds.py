@@ -9,10 +9,11 @@ ones serves an easier mix and may pass the bound in requests per second: compare
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from math import ceil
+from itertools import accumulate, pairwise
+from math import ceil, inf
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -129,17 +130,49 @@ def step_bound(
         (limits.kv_tokens / mix.held, "kv"),
     ]
     most, limited_by = min(places)
-    tries = [most * (number + 1) / GRID for number in range(GRID)]
+    objective = _Objective(sizes, limits, ttft_ms, tpot_ms, latency_ms)
     best: FluidBound | None = None
-    for begun in tries:
+    for number in range(1, GRID + 1):
+        begun = most * number / GRID
         step = _step_ms(profile, mix, begun)
-        good, tokens = _good(sizes, limits, step, ttft_ms, tpot_ms, latency_ms)
+        good, tokens = objective.met(step)
         per_s = begun / step * 1000.0 / len(sizes)
-        point = FluidBound(good * per_s, tokens * per_s, begun * (mix.decodes + mix.chunks), step, limited_by)
+        binding: Binding = limited_by if number == GRID else "objective"
+        point = FluidBound(good * per_s, tokens * per_s, begun * (mix.decodes + mix.chunks), step, binding)
         if best is None or point.requests_per_s > best.requests_per_s:
-            best = point if begun == tries[-1] else msgspec.structs.replace(point, limited_by="objective")
+            best = point
     assert best is not None
     return best
+
+
+class _Objective:
+    """How many requests are within the objective when every step takes so long: fewer, the longer it takes."""
+
+    def __init__(
+        self,
+        sizes: Sequence[Size],
+        limits: EngineLimits,
+        ttft_ms: float | None,
+        tpot_ms: float | None,
+        latency_ms: float | None,
+    ) -> None:
+        longest: list[tuple[float, int]] = []
+        for size in sizes:
+            chunks = _chunks(size, limits)
+            step = inf if tpot_ms is None else tpot_ms
+            if ttft_ms is not None:
+                step = min(step, ttft_ms / chunks)
+            if latency_ms is not None:
+                step = min(step, latency_ms / (chunks + size.output - 1))
+            longest.append((step, size.output))
+        longest.sort(reverse=True)
+        self._longest = [-step for step, _ in longest]
+        self._tokens = [0, *accumulate(tokens for _, tokens in longest)]
+
+    def met(self, step_ms: float) -> tuple[int, int]:
+        """Requests within the objective, and their output tokens."""
+        good = bisect_right(self._longest, -step_ms)
+        return good, self._tokens[good]
 
 
 def encoder_bound(
@@ -225,29 +258,6 @@ def _step_ms(profile: StepProfile, mix: _Mix, begun: float) -> float:
 
 def _roofline(profile: StepProfile, tokens: float) -> float:
     return float((profile.w**profile.p + (profile.r * tokens) ** profile.p) ** (1.0 / profile.p))
-
-
-def _good(
-    sizes: Sequence[Size],
-    limits: EngineLimits,
-    step_ms: float,
-    ttft_ms: float | None,
-    tpot_ms: float | None,
-    latency_ms: float | None,
-) -> tuple[int, int]:
-    """Requests within the objective when every step takes `step_ms`, and their output tokens."""
-    if tpot_ms is not None and step_ms > tpot_ms:
-        return 0, 0
-    if ttft_ms is None and latency_ms is None:
-        return len(sizes), sum(size.output for size in sizes)
-    good = tokens = 0
-    for size in sizes:
-        first_ms = _chunks(size, limits) * step_ms
-        in_time = ttft_ms is None or first_ms <= ttft_ms
-        if in_time and (latency_ms is None or first_ms + (size.output - 1) * step_ms <= latency_ms):
-            good += 1
-            tokens += size.output
-    return good, tokens
 
 
 class Saturation(msgspec.Struct, frozen=True):

@@ -29,7 +29,10 @@ COLUMNS = ("c0", "roofline", "e", "seq", "kv", "att", "front", "front_token")
 ROOFLINE = COLUMNS.index("roofline")
 SHARPNESS = (1.25, 1.5, 2.0, 3.0, 4.0, 8.0)
 KNEES = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 192.0, 256.0, 512.0, 1024.0)
-START_SCALES = (0.5, 0.5)
+SCALES = (0.06, 0.02)
+"""Relative spread that is expected of first tokens and of the rest."""
+MOST_FRONT_TOKEN_MS = 0.02
+"""Per prompt token, before the scheduler: slower than any tokenizer. More is a step's work taken for it."""
 MOST_ROUNDS = 12
 SETTLED = 1e-3
 """Relative change of what is predicted, on average, below which the rounds end."""
@@ -132,7 +135,10 @@ def fit(runs: Sequence[Sequence[RequestRecord]], limits: EngineLimits, like: Ste
     # A delay in front of the scheduler moves arrivals past the steps that would explain it better, so that a wrong one
     # holds itself up: it may explain only what the steps have left.
     search.settle(frozenset(COLUMNS) - {"front_token"})
+    plain = search.outcome()
     search.settle(frozenset(COLUMNS))
+    if search.front.per_token_ms > MOST_FRONT_TOKEN_MS or search.shape.squares > plain[2].squares:
+        search.restore(plain)
     coefficients = search.table.coefficients(search.shape, search.scales)
     profile, front = search.profile, search.front
     residuals = _residuals(_Table(seen, profile, front, limits, follow=False), front)
@@ -146,19 +152,24 @@ class _Search:
     def __init__(self, runs: Sequence[Sequence[RequestRecord]], like: StepProfile, limits: EngineLimits) -> None:
         self._runs, self._like, self._limits = runs, like, limits
         self.rounds = 0
-        self.scales = START_SCALES
+        self.scales = SCALES
         self.profile, self.front = _guess(runs, like), FrontEnd()
         self.table = _Table(runs, self.profile, self.front, limits, follow=True)
         self.shape = _Shape(0.0, 0.0, [0.0] * len(COLUMNS), math.inf)
+
+    def outcome(self) -> tuple[_Table, StepProfile, _Shape, FrontEnd]:
+        """What was found so far."""
+        return self.table, self.profile, self.shape, self.front
+
+    def restore(self, outcome: tuple[_Table, StepProfile, _Shape, FrontEnd]) -> None:
+        """Goes back to what was found before."""
+        self.table, self.profile, self.shape, self.front = outcome
 
     def settle(self, columns: frozenset[str]) -> None:
         """Rounds with these columns until what they make of the requests stands still."""
         for _ in range(MOST_ROUNDS):
             self.rounds += 1
             self.shape = shape = self.table.best(self.scales, columns)
-            # Slowly stricter: while the profile is far off, everything would look like an outlier.
-            strict = self.table.scales(shape)
-            self.scales = max(strict[0], self.scales[0] / 2), max(strict[1], self.scales[1] / 2)
             before = self.table.fitted(shape)
             self.profile, self.front = _with(self._like, shape), _front(shape)
             self.table = _Table(self._runs, self.profile, self.front, self._limits, follow=True)

@@ -11,6 +11,9 @@ from forebay.engines.simulated.fitted import FrontEnd
 from forebay.engines.simulated.model import EngineLimits, EngineModel
 from forebay.engines.simulated.profiles import StepProfile
 
+SAME_NS = 500_000
+"""First tokens of one step reach their callers within this time."""
+
 
 class Offer(NamedTuple):
     """A request as it reaches the server, in ns from the start of the run."""
@@ -82,7 +85,7 @@ def replay(
         if result is None:
             if next_up == len(order):
                 break
-            now = queued[order[next_up]]
+            now = queued[order[next_up]] if seen is None else _shared_start(order[next_up:], queued, seen)
             continue
         end = now + result.duration_ns
         if seen is not None:
@@ -105,3 +108,14 @@ def replay(
             context -= offers[index].prompt_tokens + offers[index].output_tokens - 1
         now = end
     return [Timing(queued[index], first[index], done[index]) for index in range(len(offers))], steps
+
+
+def _shared_start(order: Sequence[int], queued: Sequence[int], seen: Sequence[tuple[int, int]]) -> int:
+    """When an idle engine really began: it cannot have begun before what it answered at the same time had come."""
+    first = seen[order[0]][0]
+    start = queued[order[0]]
+    for index in order:
+        if queued[index] >= first or seen[index][0] > first + SAME_NS:
+            break
+        start = queued[index]
+    return start

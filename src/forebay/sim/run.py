@@ -250,6 +250,7 @@ def engine_limits(spec: EngineSpec, profile: StepProfile) -> EngineLimits:
             max_num_batched_tokens=spec.max_num_batched_tokens or profile.max_num_batched_tokens,
             kv_tokens=spec.kv_tokens or profile.kv_tokens,
             reserve_output=spec.reserve_output,
+            max_mixed_tokens=profile.max_mixed_tokens,
         )
     except ValueError as error:
         raise UsageError(f"the engine cannot be like this: {error}") from None

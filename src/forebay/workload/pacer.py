@@ -208,9 +208,11 @@ class Diurnal:
     duration_s: float
     cv: float = 1.0
 
-    def offsets_s(self, rng: Random) -> Iterator[float]:
+    def __post_init__(self) -> None:
         if not 1.0 <= self.peak_to_trough < math.inf or not self.period_s > 0:
             raise UsageError("a day needs a period above 0 s, and a peak of at least its trough")
+
+    def offsets_s(self, rng: Random) -> Iterator[float]:
         swing = (self.peak_to_trough - 1.0) / (self.peak_to_trough + 1.0)
         steps = 288
         rates = tuple(self.rate * (1.0 - swing * math.cos(math.tau * (step + 0.5) / steps)) for step in range(steps))
@@ -228,9 +230,11 @@ class Spike:
     duration_s: float
     cv: float = 1.0
 
-    def offsets_s(self, rng: Random) -> Iterator[float]:
+    def __post_init__(self) -> None:
         if self.at_s < 0 or not self.lasts_s > 0 or self.factor < 0:
             raise UsageError("a spike begins at 0 s or later, lasts, and has a factor of 0 or more")
+
+    def offsets_s(self, rng: Random) -> Iterator[float]:
         shape = 1.0 / (self.cv * self.cv)
         # In the order of time: what was expected by its begin and by its end.
         begins, ends = self.rate * self.at_s, self.rate * (self.at_s + self.factor * self.lasts_s)

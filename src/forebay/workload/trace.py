@@ -21,7 +21,7 @@ from forebay.workload.tracefile import Row, read_rows
 SPAN_MAX_S = 1000 * 86_400.0
 """A trace that spans more is one whose times are not what they seem."""
 
-SPEED_MAX = 10_000.0
+SPEED_LEAST, SPEED_MOST = 1e-4, 1e4
 
 
 class TraceInfo(msgspec.Struct, frozen=True):
@@ -132,12 +132,12 @@ def _at(row: Row) -> float:
 
 
 def _check(speed: float, start_s: float, duration_s: float | None, thin: float, jitter_s: float) -> None:
-    if not 0 < speed <= SPEED_MAX:
-        raise UsageError(f"a trace cannot be replayed {speed:g} times as fast: above 0, up to {SPEED_MAX:g}")
+    if not SPEED_LEAST <= speed <= SPEED_MOST:
+        raise UsageError(f"a trace cannot be replayed {speed:g} times as fast: {SPEED_LEAST:g} to {SPEED_MOST:g}")
     if not 0 < thin <= 1:
         raise UsageError(f"thinning keeps a share of the requests, above 0 and up to 1, not {thin:g}")
     for name, value in (("start", start_s), ("jitter", jitter_s), ("duration", duration_s or 0.0)):
-        if not 0 <= value < math.inf or (name == "duration" and duration_s is not None and value == 0):
+        if not 0 <= value <= SPAN_MAX_S or (name == "duration" and duration_s is not None and value == 0):
             raise UsageError(f"a {name} of {value:g} s makes no sense")
 
 

@@ -116,3 +116,13 @@ def test_targets_may_be_named() -> None:
     assert (named.header.mode, named.target.port) == ("gated", 1)
     assert plain.header.mode == "http://h:1"
     assert named.arrivals == plain.arrivals
+
+
+def test_a_trace_that_ships_is_a_load() -> None:
+    load = Load(arrivals="trace", trace="azure_llm_2023_conv", speed=20.0, duration_s=5.0)
+    arrivals, phases = load.arrivals_and_phases(1)
+    assert [(phase.name, phase.to_s) for phase in phases] == [("trace", 5.0)]
+    assert len(arrivals) == pytest.approx(5.5 * 20 * 5, rel=0.5)
+    assert load.describe() == "Trace azure_llm_2023_conv at 20 times its speed"
+    with pytest.raises(UsageError, match="no shipped trace"):
+        Load(arrivals="trace", trace="none.csv").arrivals_and_phases(1)

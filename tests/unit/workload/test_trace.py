@@ -9,10 +9,13 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forebay.errors import UsageError
 from forebay.workload.arrival import NS_PER_S, Arrival
 from forebay.workload.trace import find_trace, load_trace, shipped, shipped_folder, sizes_of
+from forebay.workload.tracefile import NAMES
 
 OURS = (
     "arrival_s,prompt_tokens,output_tokens,key_id,session_id,reusable_prefix_tokens\n"
@@ -121,6 +124,8 @@ def test_thinning_keeps_a_share_of_the_requests_or_of_the_keys(tmp_path: Path) -
     [
         ({"speed": 0.0}, "0 times as fast"),
         ({"speed": float("nan")}, "nan times as fast"),
+        ({"speed": 1e-300}, "1e-300 times as fast"),
+        ({"jitter_s": 1e300}, r"a jitter of 1e\+300 s"),
         ({"thin": 0.0}, "keeps a share"),
         ({"thin": 1.5}, "keeps a share"),
         ({"start_s": -1.0}, "a start of -1 s"),
@@ -231,3 +236,50 @@ def test_csv_and_json_lines_say_the_same(tmp_path: Path) -> None:
     with gzip.open(shipped()[name].path, "rt") as file:
         lines = [json.dumps(row) for row in csv.DictReader(file)]
     assert load_trace(written(tmp_path, "\n".join(lines), "log.jsonl")) == load_trace(name)
+
+
+# ---- whatever the bytes --------------------------------------------------------------------------------------------
+
+CELL = st.one_of(
+    st.integers(-5, 10**12).map(str),
+    st.floats().map(str),
+    st.text(max_size=6),
+    st.sampled_from(
+        ["", "1", "2026-01-01", "2026-01-01T25:00", '"', '"a,b"', "1e999", "\x00", "0x10", "١٢", "9" * 400]
+    ),
+)
+HEADER_CELL = st.one_of(st.sampled_from([name for names in NAMES.values() for name in names]), st.text(max_size=5))
+CSV_LIKE = st.builds(
+    lambda header, rows: "\n".join([",".join(header), *(",".join(row) for row in rows)]).encode("utf-8", "replace"),
+    st.one_of(st.just(["time", "prompt_tokens", "output_tokens"]), st.lists(HEADER_CELL, max_size=5)),
+    st.lists(st.lists(CELL, max_size=4), max_size=5),
+)
+VALUE = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just("2026-01-01")),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=3), inner, max_size=2)),
+    max_leaves=3,
+)
+JSON_LIKE = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional=dict.fromkeys(("time", "prompt_tokens", "output_tokens", "key", "usage", "cached_tokens"), VALUE),
+    ),
+    max_size=4,
+).map(lambda rows: "\n".join(json.dumps(row) for row in rows).encode())
+
+
+@settings(max_examples=80)
+@given(data=st.one_of(CSV_LIKE, JSON_LIKE, st.binary(max_size=60)), packed=st.booleans())
+def test_no_file_ends_in_anything_but_arrivals_or_a_message(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, packed: bool
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed"
+    path.write_bytes(gzip.compress(data, 1) if packed else data)
+    message, arrivals = "", []
+    try:
+        arrivals = load_trace(path)
+    except UsageError as error:
+        message = str(error)
+    assert arrivals or message.startswith(str(path))
+    assert [arrival.at_ns for arrival in arrivals] == sorted(arrival.at_ns for arrival in arrivals)
+    assert all((arrival.prompt_tokens or 0) >= 1 <= (arrival.output_tokens or 0) for arrival in arrivals)

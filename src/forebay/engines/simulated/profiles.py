@@ -43,6 +43,8 @@ class StepProfile:
     """Decode rate by batch size at 1,024 tokens of context each, as published with the calibration."""
     prefill_tokens_per_s: dict[int, float]
     """Prefill rate by prompt size in one step."""
+    max_mixed_tokens: int | None = None
+    """See `EngineLimits`."""
 
     def step_ms(self, tokens: int, sequences: int, context: int, pairs: float) -> float:
         """Time of one forward pass in ms.
