@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,7 +10,12 @@ import pytest
 from forebay.core import batching, limits
 from forebay.core.batching import DynamicConfig, PassThroughConfig
 from forebay.core.instant import MILLISECOND
+from forebay.core.limits.aimd import AimdConfig
+from forebay.core.limits.envoy import EnvoyConfig
 from forebay.core.limits.fixed import FixedConfig
+from forebay.core.limits.gradient2 import Gradient2Config
+from forebay.core.limits.guarded import GuardedConfig
+from forebay.core.limits.vegas import VegasConfig
 from forebay.testing import check_batching, check_limit
 
 BATCHING: dict[str, list[Any]] = {
@@ -21,7 +27,14 @@ BATCHING: dict[str, list[Any]] = {
         DynamicConfig(max_size=64, max_tokens=5_000, linger_ns=MILLISECOND),
     ],
 }
-LIMITS: dict[str, list[Any]] = {"fixed": [FixedConfig(), FixedConfig(limit=1, tokens=1)]}
+LIMITS: dict[str, list[Any]] = {
+    "fixed": [FixedConfig(), FixedConfig(limit=1, tokens=1)],
+    "aimd": [AimdConfig(), AimdConfig(least=1, most=1), AimdConfig(signal="ttft", late_ns=1)],
+    "vegas": [VegasConfig(), VegasConfig(initial=1, signal="per_token")],
+    "gradient2": [Gradient2Config(), Gradient2Config(least=1, signal="ttft")],
+    "envoy": [EnvoyConfig(), EnvoyConfig(least=1, percentile=0.9)],
+    "guarded": [GuardedConfig(), GuardedConfig(kv_tokens=1, least=1), GuardedConfig(kv_tokens=400_000, most=2)],
+}
 
 
 def test_every_policy_is_checked() -> None:
@@ -39,7 +52,7 @@ def test_batching(kind: str, config: Any) -> None:
 
 @pytest.mark.parametrize(("kind", "config"), [(kind, config) for kind, many in LIMITS.items() for config in many])
 def test_limits(kind: str, config: Any) -> None:
-    limit = limits.build(config)
+    limit = limits.build(config, Random(1))
     assert type(limit) is limits.POLICIES[kind]
     assert config.kind == kind
     check_limit(limit)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forebay.core.admission.depth import DepthConfig
+from forebay.core.admission.fair_share import FairShareConfig
 from forebay.core.batching import DynamicConfig
 from forebay.core.dispatch.health import HealthConfig
 from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
@@ -24,6 +25,7 @@ from forebay.core.events import (
 )
 from forebay.core.instant import MILLISECOND, SECOND
 from forebay.core.limits.fixed import FixedConfig
+from forebay.core.limits.guarded import GuardedConfig
 from forebay.core.model import Lease, Mode, Refusal, Request, Ticket, TicketState, Usage
 from forebay.core.outcome import EvictReason, FailReason, Outcome, ShedReason
 from forebay.core.pipeline import Pipeline, PipelineConfig
@@ -39,6 +41,7 @@ CHAT = PoolConfig(
     limit=FixedConfig(limit=3, tokens=1_200),
     hold_ns=5 * SECOND,
     health=HealthConfig(failures_max=1),
+    fair=FairShareConfig(reserve_from=4),
 )
 EMBED = PoolConfig(
     name="embed",
@@ -48,7 +51,7 @@ EMBED = PoolConfig(
     limit=FixedConfig(limit=2, tokens=2_000),
     batching=DynamicConfig(max_size=4, max_tokens=900, linger_ns=20 * MILLISECOND),
 )
-LONE = PoolConfig(name="lone", engines=("d",), models=("*",), limit=FixedConfig(limit=1))
+LONE = PoolConfig(name="lone", engines=("d",), models=("*",), limit=GuardedConfig(initial=2, least=1, kv_tokens=9_000))
 LIMITS = {
     "free": None,
     "requests": KeyLimits(requests_per_minute=7),
@@ -183,6 +186,7 @@ class PipelineMachine(RuleBasedStateMachine):
         mode=st.sampled_from([None, *Mode]),
         patience=st.sampled_from([None, None, 0, 10 * MILLISECOND, 3 * SECOND]),
         priority=st.integers(0, 2),
+        hold_back=st.sampled_from([0.0, 0.0, 0.4]),
         screened=st.booleans(),
     )
     def offer(
@@ -194,6 +198,7 @@ class PipelineMachine(RuleBasedStateMachine):
         mode: Mode | None,
         patience: int | None,
         priority: int,
+        hold_back: float,
         screened: bool,
     ) -> None:
         request = Request(
@@ -206,6 +211,9 @@ class PipelineMachine(RuleBasedStateMachine):
             mode=mode,
             deadline=None if patience is None else self.now + patience,
             priority=priority,
+            stream=cap is not None,
+            weight=1.0 + priority,
+            hold_back=hold_back,
         )
         self.offered += 1
         before = self.budgets()
@@ -253,8 +261,9 @@ class PipelineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def first_token(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(self.running))
+        was = lease.ticket.first_token
         assert self.pipeline.report(FirstToken(lease), self.now) == []
-        assert lease.ticket.first_token == self.now
+        assert lease.ticket.first_token == (was or self.now)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), usage=usages, healthy=st.booleans())

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from forebay.config import schema
 from forebay.config.schema import ANONYMOUS, Config, wait_budget_ms
 from forebay.core.admission.depth import DepthConfig
 from forebay.core.admission.estimate import EstimateConfig
+from forebay.core.admission.fair_share import FairShareConfig
 from forebay.core.admission.forecast import ForecastConfig
 from forebay.core.admission.retry_after import RetryConfig
 from forebay.core.batching import BatchingConfig
 from forebay.core.batching.dynamic import DynamicConfig
 from forebay.core.batching.passthrough import PassThroughConfig
 from forebay.core.instant import MILLISECOND, SECOND
+from forebay.core.limits import LimitConfig
+from forebay.core.limits.aimd import AimdConfig
+from forebay.core.limits.envoy import EnvoyConfig
 from forebay.core.limits.fixed import FixedConfig
+from forebay.core.limits.gradient2 import Gradient2Config
+from forebay.core.limits.guarded import GuardedConfig
+from forebay.core.limits.vegas import VegasConfig
 from forebay.core.model import Mode
 from forebay.core.pipeline import PipelineConfig
 from forebay.core.pool import PoolConfig
@@ -32,6 +41,8 @@ class KeyEntry(msgspec.Struct, frozen=True):
     mode: Mode | None  # of the key, else of its class; None: the route's or the gateway's
     models: frozenset[str] | None  # None: any
     routes: frozenset[str] | None  # names of routes, or paths of [[routes]]; None: any
+    weight: float = 1.0  # in the fair share
+    hold_back: float = 0.0  # share of the places that it leaves to the classes above
 
 
 def pipeline_config(config: Config) -> PipelineConfig:
@@ -63,7 +74,7 @@ def anonymous_entry(config: Config) -> KeyEntry | None:
     if not config.keys.anonymous:
         return None
     default = _class(config, "default")
-    return KeyEntry(ANONYMOUS, default.priority, "default", default.mode, None, None)
+    return KeyEntry(ANONYMOUS, default.priority, "default", default.mode, None, None, default.weight, default.hold_back)
 
 
 def _class(config: Config, name: str) -> schema.PriorityClass:
@@ -79,6 +90,8 @@ def _entry(config: Config, key: schema.StaticKey) -> KeyEntry:
         mode=key.mode or group.mode,
         models=None if "*" in key.models else frozenset(key.models),
         routes=None if "*" in key.routes else frozenset(key.routes),
+        weight=group.weight,
+        hold_back=group.hold_back,
     )
 
 
@@ -113,8 +126,34 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
         ),
         retry=RetryConfig(probe_interval_ns=int(engine.probe.interval_s * SECOND)),
         batching=_batching(engine.batching or config.batching),
-        limit=FixedConfig(limit=concurrency.limit, tokens=_bound(concurrency.tokens)),
+        limit=_limit(config, concurrency),
+        fair=FairShareConfig() if config.admission.fair_share else None,
     )
+
+
+def _limit(config: Config, concurrency: schema.Concurrency) -> LimitConfig:
+    kind, tokens = concurrency.kind, _bound(concurrency.tokens)
+    if kind == "fixed":
+        return FixedConfig(limit=concurrency.limit, tokens=tokens)
+    initial, least, most = concurrency.limit, concurrency.least, concurrency.most
+    if kind == "guarded":
+        return GuardedConfig(
+            tpot_ns=int(config.slo.tpot_ms * MILLISECOND),
+            ttft_ns=int(config.slo.ttft_ms * MILLISECOND),
+            kv_tokens=concurrency.kv_tokens,
+            initial=initial,
+            least=least,
+            most=most,
+        )
+    if kind == "aimd":
+        aimd = AimdConfig(initial=initial, least=least, most=most, tokens=tokens, signal=concurrency.signal)
+        in_time = concurrency.signal == "ttft"
+        return replace(aimd, late_ns=int(config.slo.ttft_ms * MILLISECOND)) if in_time else aimd
+    if kind == "vegas":
+        return VegasConfig(initial=initial, least=least, most=most, tokens=tokens, signal=concurrency.signal)
+    if kind == "gradient2":
+        return Gradient2Config(initial=initial, least=least, most=most, tokens=tokens, signal=concurrency.signal)
+    return EnvoyConfig(least=least, most=most, tokens=tokens, signal=concurrency.signal)
 
 
 def _batching(batching: schema.Batching) -> BatchingConfig:

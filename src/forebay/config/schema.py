@@ -113,7 +113,7 @@ class Slo(Section, frozen=True):
 
     ttft_ms: Annotated[Milliseconds, Meta(description="Time to first token that callers expect, in ms.")] = 1000
     tpot_ms: Annotated[
-        Milliseconds, Meta(description="Time per output token that callers expect, in ms. No effect in this version.")
+        Milliseconds, Meta(description="Time per output token that callers expect, in ms; a guarded limit keeps it.")
     ] = 50
 
 
@@ -135,6 +135,13 @@ class Admission(Section, frozen=True):
             examples=[50],
         ),
     ] = None
+    fair_share: Annotated[
+        bool,
+        Meta(
+            description="Refuse a key that is ahead of its fair share of the completed work while others want theirs "
+            "(429 key_share). A key that is alone is never refused for it; nor is anything in backpressure mode."
+        ),
+    ] = False
     preset: Annotated[
         Literal["internal", "public-api", "b2b", "offline", "realtime"] | None,
         Meta(
@@ -213,13 +220,35 @@ class PriorityClass(Section, frozen=True):
             examples=["hybrid"],
         ),
     ] = None
+    weight: Annotated[
+        Annotated[float, Meta(gt=0, le=1000)],
+        Meta(description="Of each of its keys in the fair share, beside keys of other classes."),
+    ] = 1.0
+    hold_back: Annotated[
+        Annotated[float, Meta(ge=0, le=0.9)],
+        Meta(description="Share of the engines' places that it leaves free for the classes above it.", examples=[0.1]),
+    ] = 0.0
 
 
 class Concurrency(Section, frozen=True):
     """How much one engine may hold at once."""
 
-    kind: Annotated[Literal["fixed"], Meta(description="fixed: set here and moved by nobody.")] = "fixed"
-    limit: Annotated[Count, Meta(description="Requests in flight on one URL; the engine's own batch size fits.")] = 64
+    kind: Annotated[
+        Literal["fixed", "guarded", "aimd", "vegas", "gradient2", "envoy"],
+        Meta(
+            description="fixed: set here and moved by nobody. guarded: as many as the objectives in [slo] and the "
+            "engine's memory allow, found by itself. The others are known algorithms, to compare with."
+        ),
+    ] = "fixed"
+    limit: Annotated[
+        Count,
+        Meta(
+            description="Requests in flight on one URL: the limit when fixed (the engine's own batch size fits), "
+            "else where it begins."
+        ),
+    ] = 64
+    least: Annotated[Count, Meta(description="Never below this many (not fixed).")] = 2
+    most: Annotated[Count, Meta(description="Never above this many (not fixed).")] = 1024
     tokens: Annotated[
         Count | None,
         Meta(
@@ -227,6 +256,17 @@ class Concurrency(Section, frozen=True):
             examples=[200_000],
         ),
     ] = None
+    kv_tokens: Annotated[
+        Count | None,
+        Meta(
+            description="Tokens that the engine's KV cache holds (guarded); vLLM logs it at start. Unset: not guarded.",
+            examples=[450_000],
+        ),
+    ] = None
+    signal: Annotated[
+        Literal["latency", "ttft", "per_token"],
+        Meta(description="Response time that aimd, vegas, gradient2 and envoy go by."),
+    ] = "latency"
 
 
 class Timeouts(Section, frozen=True):
@@ -404,7 +444,7 @@ class Config(Section, frozen=True):
     gpu: dict[str, Any] | None = None
 
 
-LATER = (("grpc",), ("tuner",), ("shared",), ("gpu",), ("keys", "store"), ("slo", "tpot_ms"))
+LATER = (("grpc",), ("tuner",), ("shared",), ("gpu",), ("keys", "store"))
 """Accepted, so that a file written for a later version stays valid; without effect, which is said as a warning."""
 
 ROUTE_NAMES = frozenset({

@@ -44,6 +44,11 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
         return self.input_tokens + self.output_tokens
 
     @property
+    def work(self) -> int:
+        """Expected work: an output token costs an engine about what two prompt tokens do."""
+        return self.input_tokens + 2 * self.output_tokens
+
+    @property
     def reserved(self) -> int:
         """Tokens held from the key's budgets."""
         return self.input_tokens + self.output_reserved
@@ -60,6 +65,11 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     def tokens(self) -> int:
         """Tokens in and out: what a key is charged."""
         return self.input_tokens + self.output_tokens
+
+    @property
+    def work(self) -> int:
+        """Work that was done, as in `Demand.work`; an engine's absurd word of it counts as none."""
+        return max(0, self.input_tokens) + 2 * max(0, self.output_tokens)
 
 
 NOTHING_USED = Usage(0, 0)
@@ -85,6 +95,8 @@ class Request(msgspec.Struct, eq=False):
     mode: Mode | None = None  # None: the pool's own
     deadline: Instant | None = None  # when the caller's patience ends
     flow: str = ""  # unit of fairness; empty means the key
+    weight: float = 1.0  # of its flow among the others
+    hold_back: float = 0.0  # share of the pool's places that it leaves to classes above it
 
 
 class TicketState(IntEnum):
@@ -142,6 +154,8 @@ class Lease(msgspec.Struct, eq=False):
     opened: Instant
     batch: Batch | None = None  # None: it went alone
     open: bool = True
+    generated: int = 0  # output tokens streamed so far; the driver keeps it, where it can see them
+    counted: int = 1  # of these, taken into account by the engine's limit; before the first token there is no gap
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):

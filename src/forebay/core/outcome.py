@@ -22,6 +22,7 @@ class ShedReason(StrEnum):
     KEY_TOKENS = "key_tokens"
     KEY_CONCURRENCY = "key_concurrency"
     KEY_CREDITS = "key_credits"
+    KEY_SHARE = "key_share"
     NEVER_FITS = "never_fits"
     QUEUE_FULL = "queue_full"
     QUEUE_WAIT = "queue_wait"

@@ -44,9 +44,6 @@ from forebay.core.pool import Pool, PoolConfig
 from forebay.core.quota.budget import KeyBudget, KeyLimits
 from forebay.core.snapshot import Snapshot
 
-SHARED = frozenset({ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, EvictReason.EXPIRED, EvictReason.DISPLACED})
-"""Reasons that speak of shared capacity: the ladder says when to come back."""
-
 UNLIMITED = KeyLimits()
 
 
@@ -73,6 +70,7 @@ class Pipeline:
         self._budgets: dict[str, KeyBudget] = {}
         self._engines = {e.name: (pool, e) for pool in self.pools for e in pool.engines}
         self._by_model = {model: pool for pool in reversed(self.pools) for model in pool.config.models}
+        self.learning = tuple((pool, engine) for pool in self.pools for engine in pool.learning)
         self.queued = 0
         self._in_flight = 0
 
@@ -104,8 +102,11 @@ class Pipeline:
         self.offered += 1
         ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, budget)
         budget.charge(demand, now)
+        turn = pool.turn(request)
+        if pool.fair is not None:
+            pool.fair.admitted(request.flow or key, request.weight, demand.work, now)
         if verdict is None or not pool.single:
-            return self._enqueue(ticket, pool, now)
+            return self._enqueue(ticket, pool, turn, now)
         return [Dispatch((self._dispatch(ticket, verdict, None, now),))]
 
     def cancel(self, ticket: Ticket, now: Instant, usage: Usage | None = None) -> list[Effect]:
@@ -133,8 +134,7 @@ class Pipeline:
         if isinstance(event, Finished):
             return self._finished(event, now)
         if isinstance(event, FirstToken):
-            if event.lease.open:
-                event.lease.ticket.first_token = now
+            event.lease.engine.began(event.lease, now)
             return []
         if isinstance(event, Failed):
             return self._failed(event, now)
@@ -145,6 +145,9 @@ class Pipeline:
     def poll(self, now: Instant) -> list[Effect]:
         """Do what the passing of time asks for: expire, let batches leave, try ejected engines."""
         effects: list[Effect] = []
+        for pool, engine in self.learning:
+            if 0 < engine.view_at <= now:
+                engine.show(len(pool.queue) > 0, now)
         for pool in self.pools:
             if len(pool.queue):
                 self._expire(pool, now, effects)
@@ -153,9 +156,12 @@ class Pipeline:
 
     def next_wakeup(self, now: Instant) -> Instant | None:
         """When `poll` must be called, unless something else happens first."""
-        if not self.queued:
-            return None
         soonest: Instant | None = None
+        for _, engine in self.learning:
+            if engine.view_at and (soonest is None or engine.view_at < soonest):
+                soonest = engine.view_at
+        if not self.queued:
+            return soonest
         for pool in self.pools:
             if len(pool.queue):
                 for at in pool.wakeups(now):
@@ -208,48 +214,22 @@ class Pipeline:
             return refusal
         queue = pool.queue
         waiting, forming = len(queue), queue.tokens + demand.tokens
+        engine: Engine | None = None
         if waiting < pool.batcher.max_size and (not waiting or forming <= pool.batcher.max_tokens):
             engine = pool.room(forming, now)
-            if engine is not None:
-                return engine  # it leaves at once, or with the batch that is forming
         mode = request.mode or pool.mode
+        if pool.fair is not None and mode is not Mode.BACKPRESSURE:
+            excess_ns = pool.fair.excess_ns(request.flow or request.key, request.weight, now)
+            if excess_ns and (engine is None or waiting or pool.free(now) <= pool.fair.reserve(pool.places)):
+                return Refusal(ShedReason.KEY_SHARE, excess_ns)
+        if engine is not None and not pool.held_back(request, now):
+            return engine  # it leaves at once, or with the batch that is forming
         if mode is not Mode.BACKPRESSURE:
             serving_from = pool.serving_from(now)
             if serving_from is None or serving_from > now:
-                return self._away(pool, serving_from, now)
+                return pool.away(serving_from, now)
         refusal = pool.depth.check(request, demand, mode, waiting=waiting, tokens=queue.tokens, size=queue.bytes)
-        return refusal or self._wait_verdict(request, pool, mode, now)
-
-    @staticmethod
-    def _away(pool: Pool, serving_from: Instant | None, now: Instant) -> Refusal:
-        """No engine can be given work: warming, ejected or gone."""
-        if serving_from is not None:
-            return Refusal(ShedReason.NO_ENGINE, max(SECOND, serving_from - now))
-        if pool.warming:
-            return Refusal(ShedReason.WARMING, pool.warmup.eta_ns(now))
-        return Refusal(ShedReason.NO_ENGINE, max(SECOND, pool.config.retry.probe_interval_ns))
-
-    @staticmethod
-    def _wait_verdict(request: Request, pool: Pool, mode: Mode, now: Instant) -> Refusal | None:
-        if mode is Mode.BACKPRESSURE and request.deadline is None:
-            return None
-        forecast = pool.forecast
-        forecast.decay(now)
-        rate = pool.drain_rate(now)
-        predicted = forecast.predict_ns(len(pool.queue) + 1, rate)
-        budget = forecast.budget_ns(rate) if mode is Mode.HYBRID else pool.config.hold_ns
-        if request.deadline is not None:
-            # Patience must outlast the wait and the work, or both are wasted.
-            budget = min(budget, request.deadline - now - forecast.service_ns)
-        if predicted <= budget or (budget >= 0 and not predicted):
-            return None
-        return Refusal(
-            ShedReason.QUEUE_WAIT,
-            0,
-            max(0, budget) / MILLISECOND,
-            predicted / MILLISECOND,
-            "ms of predicted wait",
-        )
+        return refusal or pool.wait_verdict(request, mode, now)
 
     # ---- the changes -----------------------------------------------------------------------------------------
 
@@ -261,25 +241,12 @@ class Pipeline:
     def _shed(self, request: Request, refusal: Refusal, pool: Pool, now: Instant) -> Refuse:
         self.offered += 1
         self.outcomes[Outcome.SHED] += 1
-        refusal = self._timed(refusal, pool, now)
+        refusal = pool.timed(refusal, now)
         predicted = int(refusal.actual * MILLISECOND) if refusal.reason is ShedReason.QUEUE_WAIT else 0
         self._observer.shed(request, refusal, predicted)
         return Refuse(request, refusal)
 
-    def _timed(self, refusal: Refusal, pool: Pool, now: Instant) -> Refusal:
-        """The refusal with its time to come back, spread."""
-        reason, retry = refusal.reason, refusal.retry_after_ns
-        if retry is None:
-            return refusal
-        if reason in SHARED:
-            retry = pool.ladder.next_ns(pool.drain_rate(now), now)
-        elif reason in {ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS}:
-            retry = pool.ladder.exact_ns(retry)
-        else:
-            retry = pool.ladder.spread_ns(retry)
-        return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit)
-
-    def _enqueue(self, ticket: Ticket, pool: Pool, now: Instant) -> list[Effect]:
+    def _enqueue(self, ticket: Ticket, pool: Pool, turn: float | None, now: Instant) -> list[Effect]:
         rate = pool.drain_rate(now)
         position = len(pool.queue) + 1
         ticket.predicted_wait_ns = pool.forecast.predict_ns(position, rate)
@@ -293,10 +260,13 @@ class Pipeline:
         deadline = ticket.request.deadline
         if deadline is not None and deadline < ticket.expires:
             ticket.expires = deadline
-        pool.queue.push(ticket)
+        pool.queue.push(ticket, turn)
         self.queued += 1
         effects: list[Effect] = [Queued(ticket)]
         self._pump(pool, now, effects)
+        if ticket.state is TicketState.QUEUED and (victim := pool.displaced(ticket, now)) is not None:
+            self._leave_queue(victim, pool)
+            self._evict(victim, EvictReason.DISPLACED, pool, now, effects)
         return effects
 
     def _dispatch(self, ticket: Ticket, engine: Engine, batch: Batch | None, now: Instant) -> Lease:
@@ -317,7 +287,7 @@ class Pipeline:
             if head is None:
                 return
             engine = pool.room(head.demand.tokens, now)
-            if engine is None or pool.batch_leaves_at(now) > now:
+            if engine is None or pool.batch_leaves_at(now) > now or pool.held_back(head.request, now):
                 return
             if pool.single:
                 queue.pop()
@@ -353,6 +323,8 @@ class Pipeline:
             lease.engine.health.succeeded()
         else:
             lease.engine.health.failed(now)
+        if lease.engine.limit.learns and event.healthy:
+            lease.engine.answered(lease, usage, now)
         self._end_lease(lease, pool, now)
         if usage is not None and usage.exact:
             self.estimator.learn(ticket.request, usage)
@@ -370,6 +342,7 @@ class Pipeline:
         pool: Pool = lease.ticket.pool
         if event.blame:
             lease.engine.health.failed(now)
+            lease.engine.limit.failed(now)
         else:
             lease.engine.health.undecided()
         self._end_lease(lease, pool, now)
@@ -456,14 +429,14 @@ class Pipeline:
         self._close(ticket, Outcome.EVICTED, reason, None, now)
         retry: int | None = 0
         if reason is EvictReason.NO_ENGINE:
-            retry = self._away(pool, pool.serving_from(now), now).retry_after_ns
+            retry = pool.away(pool.serving_from(now), now).retry_after_ns
         elif reason is EvictReason.DRAINING:
             retry = SECOND
         refusal = Refusal(reason, retry)
         if reason is EvictReason.EXPIRED:
             limit, waited = ticket.expires - ticket.arrived, ticket.queue_wait_ns
             refusal = Refusal(reason, retry, limit / MILLISECOND, waited / MILLISECOND, "ms of queue wait")
-        effects.append(Refuse(ticket.request, self._timed(refusal, pool, now), ticket))
+        effects.append(Refuse(ticket.request, pool.timed(refusal, now), ticket))
 
     def _leave_queue(self, ticket: Ticket, pool: Pool) -> None:
         pool.queue.remove(ticket)
@@ -487,5 +460,9 @@ class Pipeline:
         self.outcomes[outcome] += 1
         budget: KeyBudget = ticket.budget
         budget.settle(ticket.demand, 0 if usage is None else usage.input_tokens + usage.output_tokens, now)
+        pool: Pool = ticket.pool
+        if pool.fair is not None:
+            done = 0 if usage is None else usage.work
+            pool.fair.ended(ticket.request.flow or ticket.request.key, ticket.demand.work, done, now)
         self._observer.closed(ticket)
         ticket.lease = None  # they refer to each other: broken here, ended requests need no garbage collector

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from forebay.core.admission.depth import DepthConfig, DepthGate
+from forebay.core.admission.fair_share import FairShare, FairShareConfig
 from forebay.core.admission.forecast import ForecastConfig, WaitForecast
 from forebay.core.admission.retry_after import RetryConfig, RetryLadder
 from forebay.core.admission.warmup import WarmupClock
@@ -19,11 +20,19 @@ from forebay.core.dispatch.balance import least_outstanding
 from forebay.core.dispatch.health import HealthConfig, Readiness
 from forebay.core.dispatch.leases import Engine
 from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
+from forebay.core.limits import LimitConfig
 from forebay.core.limits import build as build_limit
 from forebay.core.limits.fixed import FixedConfig
-from forebay.core.model import Mode
+from forebay.core.model import Mode, Refusal, Request, Ticket
+from forebay.core.outcome import EvictReason, ShedReason
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.snapshot import EngineSnapshot, PoolSnapshot
+
+SHARED = frozenset({ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, EvictReason.EXPIRED, EvictReason.DISPLACED})
+"""Reasons that speak of shared capacity: the ladder says when to come back."""
+
+EXACT = frozenset({ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS, ShedReason.KEY_SHARE})
+"""Reasons whose end is known."""
 
 LAST_CALL_NS = MILLISECOND
 """A forming batch leaves this long before one of its members expires."""
@@ -42,8 +51,9 @@ class PoolConfig:
     forecast: ForecastConfig = field(default_factory=ForecastConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
     batching: BatchingConfig = field(default_factory=PassThroughConfig)
-    limit: FixedConfig = field(default_factory=FixedConfig)
+    limit: LimitConfig = field(default_factory=FixedConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
+    fair: FairShareConfig | None = None  # None: no flow is refused for what it had before
 
 
 class Pool:
@@ -58,8 +68,10 @@ class Pool:
         self.ladder = RetryLadder(config.retry, chance)
         self.warmup = WarmupClock()
         self.batcher = build_batcher(config.batching)
-        self.engines = tuple(Engine(name, build_limit(config.limit), config.health) for name in config.engines)
+        self.engines = tuple(Engine(name, build_limit(config.limit, chance), config.health) for name in config.engines)
         self.single = self.batcher.max_size == 1
+        self.fair = None if config.fair is None else FairShare(config.fair)
+        self.learning = tuple(engine for engine in self.engines if engine.limit.learns)
 
     def room(self, tokens: int, now: Instant) -> Engine | None:
         """The engine that would take a request of this many expected tokens now."""
@@ -67,6 +79,19 @@ class Pool:
         if len(engines) == 1:
             return engines[0] if engines[0].has_room(tokens, now) else None
         return least_outstanding(engines, tokens, now)
+
+    @property
+    def places(self) -> int:
+        """Most leases, or batches, that its engines may hold."""
+        return sum(engine.limit.requests for engine in self.engines)
+
+    def free(self, now: Instant) -> int:
+        """Places that are free on engines that may be given work."""
+        return sum(max(0, e.limit.requests - e.places) for e in self.engines if e.health.available(now))
+
+    def held_back(self, request: Request, now: Instant) -> bool:
+        """Must it leave what is free to the classes above it?"""
+        return request.hold_back > 0.0 and self.free(now) <= request.hold_back * self.places
 
     def batch_leaves_at(self, now: Instant) -> Instant:
         """When the waiting requests may leave for an engine that has room; the queue must not be empty."""
@@ -117,6 +142,77 @@ class Pool:
         """Slot releases per second of all its engines; 0.0 when nothing is known."""
         return self.forecast.drain_rate(self.in_flight, now)
 
+    # ---- verdicts that need several rooms --------------------------------------------------------------------
+
+    def away(self, serving_from: Instant | None, now: Instant) -> Refusal:
+        """No engine can be given work: warming, ejected or gone."""
+        if serving_from is not None:
+            return Refusal(ShedReason.NO_ENGINE, max(SECOND, serving_from - now))
+        if self.warming:
+            return Refusal(ShedReason.WARMING, self.warmup.eta_ns(now))
+        return Refusal(ShedReason.NO_ENGINE, max(SECOND, self.config.retry.probe_interval_ns))
+
+    def wait_verdict(self, request: Request, mode: Mode, now: Instant) -> Refusal | None:
+        """Is the predicted wait within the wait budget, and within the caller's patience?"""
+        if mode is Mode.BACKPRESSURE and request.deadline is None:
+            return None
+        forecast = self.forecast
+        forecast.decay(now)
+        rate, waiting = self.drain_rate(now), len(self.queue)
+        predicted = forecast.predict_ns(waiting + 1, rate)
+        budget = forecast.budget_ns(rate) if mode is Mode.HYBRID else self.config.hold_ns
+        if request.deadline is not None:
+            # Patience must outlast the wait and the work, or both are wasted.
+            budget = min(budget, request.deadline - now - forecast.service_ns)
+        if predicted <= budget or (budget >= 0 and not predicted):
+            return None
+        if waiting and mode is Mode.HYBRID:
+            # Its turn may come before that of others, who then make way for it.
+            ahead = self.queue.ahead_of(request, self.turn(request))
+            if ahead < waiting and forecast.predict_ns(ahead + 1, rate) <= budget and self._may_go(self.queue.last()):
+                return None
+        return Refusal(
+            ShedReason.QUEUE_WAIT,
+            0,
+            max(0, budget) / MILLISECOND,
+            predicted / MILLISECOND,
+            "ms of predicted wait",
+        )
+
+    def turn(self, request: Request) -> float | None:
+        """Its tag by the fair share, which remembers longer than the queue; None: the queue's own counts."""
+        return None if self.fair is None else self.fair.tag(request.flow or request.key)
+
+    @staticmethod
+    def _may_go(ticket: Ticket) -> bool:
+        """May it be displaced? What is held for its sender is not dropped, nor what was given back by an engine."""
+        return ticket.mode is Mode.HYBRID and not ticket.redispatched
+
+    def displaced(self, newcomer: Ticket, now: Instant) -> Ticket | None:
+        """Who has to make way, now that the newcomer waits: the last in turn, if the queue is longer than its budget
+        or its depth allows."""
+        if newcomer.mode is not Mode.HYBRID:
+            return None
+        rate, waiting = self.drain_rate(now), len(self.queue)
+        predicted, budget = self.forecast.predict_ns(waiting, rate), self.forecast.budget_ns(rate)
+        if predicted <= budget and waiting <= self.depth.config.depth_limit:
+            return None
+        last = self.queue.last()
+        return last if last is not newcomer and self._may_go(last) else None
+
+    def timed(self, refusal: Refusal, now: Instant) -> Refusal:
+        """The refusal with its time to come back, spread."""
+        reason, retry = refusal.reason, refusal.retry_after_ns
+        if retry is None:
+            return refusal
+        if reason in SHARED:
+            retry = self.ladder.next_ns(self.drain_rate(now), now)
+        elif reason in EXACT:
+            retry = self.ladder.exact_ns(retry)
+        else:
+            retry = self.ladder.spread_ns(retry)
+        return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit)
+
     def snapshot(self, now: Instant) -> PoolSnapshot:
         """A frozen picture of its rooms."""
         rate = self.drain_rate(now)
@@ -142,6 +238,10 @@ class Pool:
                     tokens_in_flight=e.tokens,
                     places=e.places,
                     concurrency_limit=e.limit.requests,
+                    tokens_limit=e.limit.tokens,
+                    prefill_tokens=e.prefill_tokens,
+                    prefill_limit=e.limit.prefill_tokens,
+                    gap_ns=int(e.limit.gap_ns),
                 )
                 for e in self.engines
             ),

@@ -15,6 +15,10 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     tokens_in_flight: int
     places: int
     concurrency_limit: int
+    tokens_limit: int
+    prefill_tokens: int  # of streams that have not begun; kept only for limits that learn
+    prefill_limit: int
+    gap_ns: int  # between two tokens of a stream, as the limit last saw it; 0: not known
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True):

@@ -86,7 +86,7 @@ class Gateway:
             self._effects.extend(effects)
             if not self._applying:
                 self._carry_out()
-        if self.pipeline.queued:
+        if self.pipeline.queued or self.pipeline.learning:
             self._arm()
 
     def _carry_out(self) -> None:

@@ -20,6 +20,7 @@ STATUS: dict[str, int] = {
     ShedReason.KEY_TOKENS: 429,
     ShedReason.KEY_CONCURRENCY: 429,
     ShedReason.KEY_CREDITS: 429,
+    ShedReason.KEY_SHARE: 429,
     ShedReason.NEVER_FITS: 413,
     ShedReason.QUEUE_FULL: SHARED_STATUS,
     ShedReason.QUEUE_WAIT: SHARED_STATUS,

@@ -128,6 +128,7 @@ class Callers:
             deadline=deadline,
         )
         request.priority, request.priority_class, request.mode = entry.priority, entry.priority_class, entry.mode
+        request.weight, request.hold_back = entry.weight, entry.hold_back
         return request
 
     def _cap(self, call: Call) -> int | None:

@@ -80,6 +80,7 @@ class Gated:
             self.driver.cancel(ticket, None)
             return 0
         made = self.engine(call.lease).made(call)
+        call.lease.generated = made if call.first_token else 0
         self.driver.cancel(ticket, Usage(ticket.demand.input_tokens, made if ticket.request.stream else 0, exact=False))
         return made
 
@@ -99,6 +100,8 @@ class Gated:
         assert call.lease is not None
         if not call.first_token:
             self.driver.report(FirstToken(call.lease))  # an answer that is no stream comes in one piece
+        else:
+            call.lease.generated = call.output_tokens
         self.driver.report(Finished(call.lease, Usage(input_tokens, output_tokens)))
         self.answers.completed(call)
 
@@ -156,6 +159,11 @@ class Gated:
         if self.journal is not None:
             self.journal.aborted(lease)
         self.engine(lease).abort(lease.ticket.request.owner)
+
+    def made(self, lease: Lease) -> int:
+        """What the client of a stream has seen so far."""
+        call: Call = lease.ticket.request.owner
+        return self.engine(lease).made(call) if call.first_token else 0
 
 
 class Direct:

@@ -35,6 +35,10 @@ class Hands(Protocol):
         """Stop the work on a lease that is closed already."""
         ...
 
+    def made(self, lease: Lease) -> int:
+        """Output tokens that its client has seen."""
+        ...
+
 
 class Gateway:
     """Drives one pipeline in a world."""
@@ -88,7 +92,7 @@ class Gateway:
                 self._hands.refused(effect.request, effect.refusal, effect.ticket)
             elif isinstance(effect, Abort):
                 self._hands.aborted(effect.lease)
-        if self.pipeline.queued:
+        if self.pipeline.queued or self.pipeline.learning:
             self._arm()
 
     def _arm(self) -> None:
@@ -104,4 +108,9 @@ class Gateway:
         if self._armed != self._world.now:
             return  # an earlier one took its place
         self._armed = None
-        self._apply(self.pipeline.poll(self._world.now))
+        now = self._world.now
+        for _, engine in self.pipeline.learning:
+            if 0 < engine.view_at <= now:
+                for lease in engine.leases:
+                    lease.generated = self._hands.made(lease)  # live, every piece of a stream that comes moves it
+        self._apply(self.pipeline.poll(now))

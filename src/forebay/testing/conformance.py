@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from forebay.core.batching.former import Batcher
-from forebay.core.instant import MILLISECOND, SECOND
-from forebay.core.limits.limit import Limit
+from forebay.core.instant import MILLISECOND, MINUTE, SECOND
+from forebay.core.limits.limit import Answer, Limit, View
 
 
 def check_batching(batcher: Batcher, *, seed: int = 1, cases: int = 500) -> None:
@@ -32,13 +32,40 @@ def check_batching(batcher: Batcher, *, seed: int = 1, cases: int = 500) -> None
 
 
 def check_limit(limit: Limit, *, seed: int = 1, cases: int = 2000) -> None:
-    """A concurrency limit stays a positive number of requests and tokens under any history of releases."""
+    """A concurrency limit stays a positive number of requests and tokens under any history, however odd."""
     chance = Random(seed)
     now = 0
     for _ in range(cases):
         now += chance.randrange(100 * MILLISECOND)
-        limit.released(chance.randrange(10 * SECOND), chance.randrange(1 + limit.requests), now)
+        held_ns = chance.choice((1, chance.randrange(1, 10 * SECOND), 10 * MINUTE))
+        in_flight = chance.randrange(1, 2 + limit.requests)
+        happened = chance.randrange(20)
+        if happened == 0:
+            limit.failed(now)
+        elif happened < 4:
+            limit.viewed(_odd_view(chance, in_flight), now)
+        else:
+            limit.answered(Answer(held_ns, chance.randrange(held_ns), chance.randrange(2000), in_flight), now)
         assert isinstance(limit.requests, int), f"a limit is a whole number of requests, not {limit.requests!r}"
         assert isinstance(limit.tokens, int), f"a limit is a whole number of tokens, not {limit.tokens!r}"
         assert limit.requests >= 1, "a limit below one would stop the engine for ever"
         assert limit.tokens >= 1, "a limit below one token would stop the engine for ever"
+        assert limit.prefill_tokens >= 1, "a bound below one prompt token would stop the engine for ever"
+
+
+def _odd_view(chance: Random, in_flight: int) -> View:
+    """A view with nothing in it, or with figures that no engine would have."""
+    if chance.random() < 0.2:
+        return View(0, 0, 0, False, 0, 0, 0, 0, 0, 0)
+    return View(
+        elapsed_ns=chance.randrange(1, SECOND),
+        in_flight=in_flight,
+        in_flight_most=in_flight,
+        waiting=chance.random() < 0.5,
+        decoding_ns=chance.randrange(100 * SECOND),
+        generated=chance.randrange(5000),
+        prefilled=chance.randrange(50_000),
+        prefilling=chance.randrange(50_000),
+        expected_tokens=chance.randrange(1_000_000),
+        peak_tokens=chance.randrange(1_000_000),
+    )

@@ -71,11 +71,12 @@ def check_empty(pipeline: Pipeline, now: Instant) -> None:
 def _check_engines(pool: Pool) -> None:
     for engine in pool.engines:
         name, limit = engine.name, engine.limit
-        _hold(4, 0 <= engine.places <= limit.requests, f"engine {name} holds {engine.places} of {limit.requests}")
+        within = engine.places <= limit.requests or limit.learns  # a limit that went down takes nothing back
+        _hold(4, engine.places >= 0 and within, f"engine {name} holds {engine.places} of {limit.requests}")
         _hold(4, engine.places <= engine.in_flight, f"engine {name}: {engine.places} places, {engine.in_flight} leases")
         _hold(4, (engine.in_flight == 0) == (engine.places == 0), f"engine {name}: places without leases")
         _hold(4, engine.tokens >= 0, f"engine {name} holds {engine.tokens} tokens")
-        over = engine.tokens > limit.tokens and engine.in_flight > 1
+        over = engine.tokens > limit.tokens and engine.in_flight > 1 and not limit.learns
         _hold(4, not over, f"engine {name} holds {engine.tokens} of {limit.tokens} tokens")
 
 
@@ -108,6 +109,8 @@ def _check_no_idle_engine(pool: Pool, now: Instant) -> None:
     head = pool.queue.head()
     if head is None or head.expires <= now or pool.room(head.demand.tokens, now) is None:
         return
+    if pool.held_back(head.request, now):
+        return
     _hold(
         7,
         pool.batch_leaves_at(now) > now,
@@ -118,4 +121,5 @@ def _check_no_idle_engine(pool: Pool, now: Instant) -> None:
 def _check_wakeup(pipeline: Pipeline, now: Instant) -> None:
     at = pipeline.next_wakeup(now)
     waiting = any(len(pool.queue) for pool in pipeline.pools)
+    waiting = waiting or any(e.in_flight and e.limit.interval_ns for _, e in pipeline.learning)
     _hold(11, (at is not None) == waiting, f"{'tickets wait' if waiting else 'nothing waits'}, next wakeup is {at}")

@@ -68,10 +68,9 @@ def test_the_public_sample_stays_valid_and_says_what_has_no_effect() -> None:
     assert config.keys.static[0].class_ == "interactive"
     assert config.keys.static[0].limits.tokens_per_second == 5000
     assert config.admin.token is None
-    assert len(warnings) == 3
+    assert len(warnings) == 2
     assert warnings[0].startswith("f.toml:26: [keys] store: is accepted, but has no effect")
-    assert warnings[1].startswith("f.toml:9: [slo] tpot_ms: is accepted, but has no effect")
-    assert warnings[2].startswith("f.toml:6: [admin] token: environment variable 'FOREBAY_ADMIN_TOKEN' is not set")
+    assert warnings[1].startswith("f.toml:6: [admin] token: environment variable 'FOREBAY_ADMIN_TOKEN' is not set")
 
 
 @pytest.mark.parametrize("section", ["grpc", "tuner", "shared", "gpu"])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forebay.core.instant import Instant
+from forebay.core.limits.limit import UNBOUNDED, Answer, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,15 +15,26 @@ class FixedConfig:
 
     kind: Literal["fixed"] = "fixed"
     limit: int = 64  # requests
-    tokens: int = 1 << 62  # expected tokens; a single larger request still runs, alone
+    tokens: int = UNBOUNDED  # expected tokens; a single larger request still runs, alone
 
 
 class Fixed:
     """Always the same."""
 
+    learns = False
+    interval_ns = 0
+    prefill_tokens = UNBOUNDED
+    gap_ns = 0.0
+
     def __init__(self, config: FixedConfig) -> None:
         self.requests = config.limit
         self.tokens = config.tokens
 
-    def released(self, held_ns: int, in_flight: int, now: Instant) -> None:
+    def answered(self, answer: Answer, now: Instant) -> None:
+        """Nothing to learn."""
+
+    def failed(self, now: Instant) -> None:
+        """Nothing to learn."""
+
+    def viewed(self, view: View, now: Instant) -> None:
         """Nothing to learn."""

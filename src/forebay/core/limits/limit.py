@@ -1,18 +1,72 @@
-"""The question that a concurrency limit answers."""
+"""The question that a concurrency limit answers, and what it is told.
+
+A limit is a small policy: it sees every answer that ended well, every failure that speaks of the engine, and, as often
+as it asks to, a view of what the engine holds. It never sees a clock, a queue or another engine.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from forebay.core.instant import Instant
 
+UNBOUNDED = 1 << 62
+
+Signal = Literal["latency", "ttft", "per_token"]
+"""What a latency-driven limit takes for the response time: dispatch to the end, dispatch to the first token (the end,
+where nothing was streamed), or dispatch to the end divided by the output tokens."""
+
+
+class Answer(NamedTuple):
+    """One request that was answered as it should."""
+
+    held_ns: int  # dispatch to the end
+    first_ns: int  # dispatch to the first token; 0 when it was not streamed
+    output_tokens: int  # 0 when the engine did not say
+    in_flight: int  # leases open on the engine, this one included, when it ended
+
+    def response_ns(self, signal: Signal) -> int:
+        """The response time that the signal means."""
+        if signal == "ttft":
+            return self.first_ns or self.held_ns
+        if signal == "per_token":
+            return self.held_ns // max(1, self.output_tokens)
+        return self.held_ns
+
+
+class View(NamedTuple):
+    """What one engine holds, and what it did since the last view."""
+
+    elapsed_ns: int  # since the last view
+    in_flight: int  # leases open now
+    in_flight_most: int  # since the last view
+    waiting: bool  # did a request wait for room on this engine's pool?
+    decoding_ns: int  # sum over the leases of the time that they were streaming tokens
+    generated: int  # tokens that they streamed in that time
+    prefilled: int  # prompt tokens whose first token came
+    prefilling: int  # prompt tokens whose first token is still to come
+    expected_tokens: int  # prompts and expected outputs of the leases, summed
+    peak_tokens: int  # most of these that are in the engine's memory at one time, as expected
+
 
 class Limit(Protocol):
-    """How many requests, and how many expected tokens, may be in flight on one engine?"""
+    """How much may be in flight on one engine?"""
 
     requests: int
-    tokens: int
+    tokens: int  # expected tokens in and out of the leases
+    prefill_tokens: int  # prompt tokens of streams that have not begun
+    learns: bool  # False: it need not be told anything
+    gap_ns: float  # time between two tokens of a stream as it last saw it; 0: it does not look at that
+    interval_ns: int  # how often it wants a view; 0: never
 
-    def released(self, held_ns: int, in_flight: int, now: Instant) -> None:
-        """A lease ended after `held_ns`, leaving `in_flight` leases open."""
+    def answered(self, answer: Answer, now: Instant) -> None:
+        """A lease ended with a proper answer."""
+        ...
+
+    def failed(self, now: Instant) -> None:
+        """A lease ended with a failure of the engine."""
+        ...
+
+    def viewed(self, view: View, now: Instant) -> None:
+        """What the engine holds, `interval_ns` after the last time."""
         ...

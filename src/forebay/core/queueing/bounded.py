@@ -11,7 +11,7 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 
 from forebay.core.instant import Instant
-from forebay.core.model import Ticket, TicketState
+from forebay.core.model import Request, Ticket, TicketState
 from forebay.core.queueing.fairness import VirtualClock
 
 LEFTOVERS_MAX = 192
@@ -32,10 +32,12 @@ class FairQueue:
     def __len__(self) -> int:
         return self._count
 
-    def push(self, ticket: Ticket) -> None:
-        """Add a ticket; its `expires` must be set."""
+    def push(self, ticket: Ticket, tag: float | None = None) -> None:
+        """Add a ticket; its `expires` must be set. `tag` is its turn, where somebody with a longer memory keeps turns;
+        a queue that runs empty again and again remembers nothing."""
         request = ticket.request
-        ticket.start_tag = self._clock.start_tag((request.flow or request.key, request.priority), ticket.demand.tokens)
+        flow = (request.flow or request.key, request.priority)
+        ticket.start_tag = self._clock.start_tag(flow, ticket.demand.tokens) if tag is None else tag
         heappush(self._turns, (-request.priority, ticket.start_tag, ticket.sequence, ticket))
         heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
         self._arrivals.append(ticket)
@@ -58,6 +60,21 @@ class FairQueue:
         while turns and turns[0][3].state is not TicketState.QUEUED:
             heappop(turns)
         return turns[0][3] if turns else None
+
+    def ahead_of(self, request: Request, tag: float | None = None) -> int:
+        """How many would be served before this request, were it to wait too. O(n), for a queue that is nearly full."""
+        if tag is None:
+            tag = self._clock.tag_now((request.flow or request.key, request.priority))
+        mine = (-request.priority, tag)
+        return sum(
+            1
+            for priority, start_tag, _, ticket in self._turns
+            if (priority, start_tag) <= mine and ticket.state is TicketState.QUEUED
+        )
+
+    def last(self) -> Ticket:
+        """The ticket whose turn comes last. O(n). The queue must not be empty."""
+        return max(entry for entry in self._turns if entry[3].state is TicketState.QUEUED)[3]
 
     def oldest(self) -> Instant:
         """When the longest-waiting ticket arrived. The queue must not be empty."""

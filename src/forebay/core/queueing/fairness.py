@@ -33,6 +33,11 @@ class VirtualClock:
         self._finish[flow] = start + (cost or 1)  # requests priced at nothing take turns like others
         return start
 
+    def tag_now(self, flow: Flow) -> float:
+        """The tag that a request of this flow would get."""
+        finish = self._finish.get(flow)
+        return self.now if finish is None or finish < self.now else finish
+
     def _forget(self) -> None:
         """Keep those that are ahead, and of these at most half the table: the ones furthest ahead."""
         ahead = sorted(((tag, flow) for flow, tag in self._finish.items() if tag > self.now), reverse=True)

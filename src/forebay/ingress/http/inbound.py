@@ -389,6 +389,8 @@ class Inbound:
             key.mode or route.mode,
             None if deadline is None else self.site.clock() + deadline * MILLISECOND,
             key.id + "/" + self._flow if self._flow else "",
+            key.weight,
+            key.hold_back,
         )
 
     def _pass_on(self, route: Route) -> None:

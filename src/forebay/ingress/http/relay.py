@@ -251,6 +251,8 @@ class Relay:
                 assert self.lease is not None
                 self.inbound.site.gateway.report(FirstToken(self.lease))
             data = reader.pass_through(data, done)
+            if self.lease is not None:
+                self.lease.generated = reader.events
             if reader.pending > EVENT_MAX:
                 self.broke(Breakage.GARBLED, "an event of the stream is too large")
                 return

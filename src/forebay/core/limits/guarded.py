@@ -1,0 +1,111 @@
+"""The guarded window: as many requests as keep every guard, and no response time among the guards.
+
+Batching makes an answer slower all by itself, long before anything queues, so a rule on response times stops an engine
+that batches at half of what it can do. What must hold instead is asked for directly:
+
+- *step time*: the gap between tokens of the streams stays under the objective for it;
+- *memory*: the expected peak of the KV cache stays under its capacity, where that is known;
+- *prefill*: prompt tokens that are ahead of a new request take no more than a share of the first-token objective.
+
+The queue's wait is the admission room's guard. The window goes down at once and up slowly, because engines fall off a
+cliff on the high side; it grows only while it is felt; and where there is nothing to see it holds.
+Described in docs/policies/limit-guarded.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from forebay.core.instant import MILLISECOND, SECOND, Instant
+from forebay.core.limits.limit import UNBOUNDED, Answer, View
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedConfig:
+    """The objectives are the operator's; the rest follows from them and rarely needs a hand."""
+
+    kind: Literal["guarded"] = "guarded"
+    tpot_ns: int = 50 * MILLISECOND  # objective: mean time between two tokens of a stream
+    ttft_ns: int = SECOND  # objective: first token
+    kv_tokens: int | None = None  # the engine's KV cache; None: not known, not guarded
+    initial: int = 16
+    least: int = 2
+    most: int = 1024
+    interval_ns: int = 250 * MILLISECOND
+    tpot_share: float = 0.9  # of the objective is aimed at
+    kv_share: float = 0.92
+    prefill_share: float = 0.35  # of the first-token objective may pass before a new prompt's turn
+    down_most: float = 0.85
+    up_share: float = 0.06  # growth per view at half of the aim; twice that far below it
+    memory: float = 0.75  # share of what was seen that is kept from one view to the next
+    tokens_min: int = 16  # fewer say nothing yet
+
+
+class Guarded:
+    """Moves once per view."""
+
+    learns = True
+
+    def __init__(self, config: GuardedConfig) -> None:
+        self.requests = min(config.most, max(config.least, config.initial))
+        self.tokens = UNBOUNDED if config.kv_tokens is None else max(1, int(config.kv_share * config.kv_tokens))
+        self.prefill_tokens = UNBOUNDED
+        self.interval_ns = config.interval_ns
+        self.gap_ns = 0.0
+        self._config = config
+        self._limit = float(self.requests)
+        self._prefill_rate = 0.0  # prompt tokens per ns while prompts were waiting in the engine
+        self._spent_ns = self._tokens = 0.0  # time and tokens of the streams, the older ones fading
+        self._whole_ns = self._whole_tokens = 0  # of answers that were not streamed, since the last view
+
+    def answered(self, answer: Answer, now: Instant) -> None:  # noqa: ARG002
+        """An answer that was not streamed shows its pace only at the end, its first token's wait included."""
+        if not answer.first_ns and answer.output_tokens > 1:
+            self._whole_ns += answer.held_ns
+            self._whole_tokens += answer.output_tokens
+
+    def failed(self, now: Instant) -> None:
+        """A failure says nothing about the pace; the engine's health is kept elsewhere."""
+
+    def viewed(self, view: View, now: Instant) -> None:  # noqa: ARG002
+        """Trim the window by the pace, and set the other guards anew."""
+        self._guard_memory(view)
+        self._guard_prefill(view)
+        gap_ns = self._gap(view)
+        if gap_ns <= 0:
+            return
+        self.gap_ns = gap_ns
+        config = self._config
+        aim_ns = config.tpot_share * config.tpot_ns
+        if gap_ns > aim_ns:
+            # What made the gap is what was in flight, not what was allowed.
+            self._limit = min(self._limit, max(view.in_flight_most, 1.0)) * max(config.down_most, aim_ns / gap_ns)
+        elif gap_ns < aim_ns and (view.waiting or view.in_flight_most >= 0.9 * self._limit):
+            self._limit += max(1.0, config.up_share * self._limit * 2.0 * (1.0 - gap_ns / aim_ns))
+        self._limit = max(config.least, min(config.most, self._limit))
+        self.requests = int(self._limit)
+
+    def _gap(self, view: View) -> float:
+        """The pace over the last few views: one step that carried long prompts is no reason to act."""
+        config = self._config
+        streams = bool(view.generated) or not self._whole_tokens
+        self._spent_ns = config.memory * self._spent_ns + (view.decoding_ns if streams else self._whole_ns)
+        self._tokens = config.memory * self._tokens + (view.generated if streams else self._whole_tokens)
+        self._whole_ns = self._whole_tokens = 0
+        return self._spent_ns / self._tokens if self._tokens >= config.tokens_min else 0.0
+
+    def _guard_memory(self, view: View) -> None:
+        """Leases do not all peak together: what the sum of their peaks has too much, the sum may have more."""
+        kv_tokens = self._config.kv_tokens
+        if kv_tokens is not None:
+            spare = max(0, view.expected_tokens - view.peak_tokens)
+            self.tokens = max(1, int(self._config.kv_share * kv_tokens) + spare)
+
+    def _guard_prefill(self, view: View) -> None:
+        config = self._config
+        if view.prefilled and view.prefilling and view.elapsed_ns:
+            rate = view.prefilled / view.elapsed_ns
+            self._prefill_rate += 0.3 * (rate - self._prefill_rate) if self._prefill_rate else rate
+        if self._prefill_rate:
+            self.prefill_tokens = max(1, int(config.prefill_share * config.ttft_ns * self._prefill_rate))
