@@ -69,6 +69,7 @@ def test_a_plan_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> Non
         _, err = child.communicate(timeout=20)
     assert child.returncode == 130, err
     assert "Traceback" not in err
+    assert f"they are kept in {state}" in err
     kept = len(list(state.glob("*/*.json")))
     assert kept >= 5
     resumed = json.loads(plan(*arguments).stdout)

@@ -19,9 +19,10 @@ from forebay.plan.prices import PriceBook, price_book
 from forebay.plan.result import Plan
 from forebay.plan.show import print_plan
 from forebay.plan.traffic import Traffic, token_cost, workload_of
-from forebay.plan.trials import Trial, Trials, simulator, store_folder
+from forebay.plan.trials import PlanInterruptedError, Trial, Trials, simulator, store_folder
 from forebay.report.publish import check_writable
 from forebay.sim.scenario import Scenario
+from forebay.sim.sweep import SweepInterruptedError
 
 WINDOW_MIN_MOST = 24 * 60.0
 GPUS_MOST = 100_000
@@ -206,7 +207,13 @@ def _planned(question: Question, book: PriceBook, notes: list[str], options: dic
     with console.status("planning") as status:
         line = _Line(status)
         trials = Trials(simulator(options["processes"], store), line.answered)
-        return make_plan(question, trials, book, notes=notes, say=line.say)
+        try:
+            return make_plan(question, trials, book, notes=notes, say=line.say)
+        except (KeyboardInterrupt, SweepInterruptedError):
+            kept = (
+                "nothing is kept" if store is None else f"they are kept in {store}: the same command goes on from there"
+            )
+            raise PlanInterruptedError(f"interrupted after {trials.ran + trials.reused} simulations; {kept}") from None
 
 
 class _Line:

@@ -26,7 +26,9 @@ class Prospect:
     alone: Alone
     bound: FluidBound
     low: int
-    """Fewer engines cannot be enough: the fluid bound of one, against the window's rate less what may be missed."""
+    """Fewer engines cannot be enough, by the fluid bound of one."""
+    guess: int
+    """Engines that the fluid bound asks for when nothing may be put off beyond the window."""
     why_not: str
 
     @property
@@ -43,9 +45,19 @@ def prospects(found: Sequence[Candidate], traffic: Traffic, objective: Objective
     return sorted(every, key=lambda one: (bool(one.why_not), one.low_usd_per_hour))
 
 
-def low_engines(bound: FluidBound, requests_per_s: float, objective: Objective) -> int:
-    """Engines below which the fluid bound rules a fleet out."""
-    needed = requests_per_s * (1 - objective.max_shed) * objective.attainment
+def low_engines(bound: FluidBound, traffic: Traffic, objective: Objective, factor: float = 1.0) -> int:
+    """Engines below which the fluid bound rules a fleet out, under `factor` times the traffic.
+
+    What may come late may also be served after the window: a patient objective needs less in it, and one that does not
+    bound the wait at all is bounded by nothing here.
+    """
+    patience_ms = objective.latency_ms or objective.ttft_ms or math.inf
+    window_s = traffic.window.duration_s / (1.0 if traffic.workload.trace is None else factor)
+    return _engines(bound, traffic, objective, factor * window_s / (window_s + patience_ms / 1000))
+
+
+def _engines(bound: FluidBound, traffic: Traffic, objective: Objective, part: float) -> int:
+    needed = part * traffic.figures.window_requests_per_s * (1 - objective.max_shed) * objective.attainment
     return max(1, math.ceil(needed / bound.requests_per_s - 1e-9)) if bound.requests_per_s > 0 else 1
 
 
@@ -62,8 +74,9 @@ def _prospect(candidate: Candidate, traffic: Traffic, objective: Objective) -> P
     )
     bound = fluid_bound(scenario, traffic.windowed())
     assert bound is not None, "a window holds requests"
-    low = low_engines(bound, traffic.figures.window_requests_per_s, objective)
-    return Prospect(candidate, needs, bound, low, _why_not(candidate, needs, objective))
+    low = low_engines(bound, traffic, objective)
+    guess = max(low, _engines(bound, traffic, objective, 1.0))
+    return Prospect(candidate, needs, bound, low, guess, _why_not(candidate, needs, objective))
 
 
 def _why_not(candidate: Candidate, needs: Alone, objective: Objective) -> str:

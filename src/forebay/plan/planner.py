@@ -130,7 +130,7 @@ class Planner:
                 continue
             self._say(f"{candidate.name}, {mode}")
             known = self._found.get((candidate.profile.name, "hybrid"))
-            guess = known.best.engines if known is not None and known.best is not None else prospect.low
+            guess = known.best.engines if known is not None and known.best is not None else prospect.guess
             found = least_engines(
                 self._bench(candidate),
                 setups(candidate, self._ask.objective, prospect.bound, mode),
@@ -273,11 +273,10 @@ class Planner:
         self._say(f"{candidate.name}, {factor:g} times the traffic")
         bench = self._bench(candidate)
         unchanged = bench.run(probe.engines, [probe.setup], factor)[0]
-        rate = self._ask.traffic.figures.window_requests_per_s * factor
         found = least_engines(
             bench,
             self._setups(probe.setup.mode, prospect),
-            low=low_engines(prospect.bound, rate, objective),
+            low=low_engines(prospect.bound, self._ask.traffic, objective, factor),
             guess=max(1, round(probe.engines * factor)),
             most=self._most(candidate),
             factor=factor,

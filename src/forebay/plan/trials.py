@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from forebay.errors import ForebayError
 from forebay.plan.objective import Objective
 from forebay.sim.run import Outcome
 from forebay.sim.scenario import Scenario
@@ -68,6 +69,12 @@ def trial_of(outcome: Outcome) -> Trial:
         latency_p99=result.latency_ms.p99,
         busy=result.utilization.busy,
     )
+
+
+class PlanInterruptedError(ForebayError):
+    """Stopped by the user; what was finished is kept, where there is a store."""
+
+    exit_code = 130
 
 
 Simulate = Callable[[Sequence[Scenario], Callable[[Scenario], None]], Sequence[Trial]]

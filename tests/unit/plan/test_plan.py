@@ -14,6 +14,7 @@ from forebay.config.load import loads
 from forebay.errors import UsageError
 from forebay.plan.assemble import make_plan, verdict
 from forebay.plan.candidates import candidates
+from forebay.plan.feasible import prospects
 from forebay.plan.objective import Objective
 from forebay.plan.page import render_plan
 from forebay.plan.planner import Question
@@ -194,3 +195,14 @@ def test_the_verdict_counts_both_ways(plan: Plan) -> None:
         ]
     )
     assert "no saving can be stated" in none.text
+
+
+def test_what_may_come_late_lowers_the_bound() -> None:
+
+    found = []
+    for asked in (Objective(ttft_ms=1500.0), Objective(latency_ms=60_000.0), Objective(tpot_ms=100.0)):
+        question = a_question(rate=60.0, objective=asked, gpus=("l4",))
+        found.append(prospects(question.candidates, question.traffic, asked)[0])
+    prompt, patient, unbounded = found
+    assert prompt.low > patient.low > unbounded.low == 1
+    assert patient.guess >= prompt.low
