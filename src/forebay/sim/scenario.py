@@ -45,6 +45,10 @@ class FaultSpec(Spec, frozen=True, kw_only=True):
     engines: tuple[int, ...] = ()
     """Numbers of the engines, from 0; empty for all."""
 
+    def __post_init__(self) -> None:
+        if self.to_s is not None and self.to_s <= self.from_s:
+            raise ValueError(f"a fault ends at {self.to_s:g} s, before it begins at {self.from_s:g} s")
+
 
 class EngineSpec(Spec, frozen=True, kw_only=True):
     """`count` alike engines of one calibrated profile; limits that are unset are the profile's own.
@@ -186,12 +190,15 @@ class Scenario(Spec, frozen=True, kw_only=True):
                 "add engines, or set engines_shared"
             )
         for fault in self.engines.faults:
-            if any(not 0 <= number < self.engines.count for number in fault.engines):
-                raise ValueError(f"a fault names engine {max(fault.engines)}, there are {self.engines.count} from 0 on")
+            for number in fault.engines:
+                if not 0 <= number < self.engines.count:
+                    raise ValueError(f"a fault names engine {number}, there are {self.engines.count} from 0 on")
 
     def digest(self) -> str:
         """Hexadecimal name of the content, the same on every machine."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:32]
+        # Decoded once: where a whole number was given for a float, 1 and 1.0 are the same content.
+        plain = msgspec.json.decode(msgspec.json.encode(self), type=Scenario)
+        return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()[:32]
 
     def loaded(self) -> schema.Config:
         """The configuration, its engine entries reduced to the one that is simulated.
