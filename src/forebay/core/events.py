@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from forebay.core.model import Lease, Refusal, Request, Ticket, Usage
+from forebay.core.model import EngineSignal, Lease, Refusal, Request, Ticket, Usage
 from forebay.core.outcome import FailReason
 
 
@@ -68,7 +68,14 @@ class EngineDown(msgspec.Struct, frozen=True):
     engine: str
 
 
-Event = FirstToken | Finished | Failed | Undelivered | EngineUp | EngineWarming | EngineDown
+class Signalled(msgspec.Struct, frozen=True):
+    """An engine told something of itself."""
+
+    engine: str
+    signal: EngineSignal
+
+
+Event = FirstToken | Finished | Failed | Undelivered | EngineUp | EngineWarming | EngineDown | Signalled
 
 
 class Observer(Protocol):

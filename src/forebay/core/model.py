@@ -6,7 +6,7 @@ These are msgspec structs because one of each is made per request on the hot pat
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -97,6 +97,16 @@ class Request(msgspec.Struct, eq=False):
     flow: str = ""  # unit of fairness; empty means the key
     weight: float = 1.0  # of its flow among the others
     hold_back: float = 0.0  # share of the pool's places that it leaves to classes above it
+
+
+class EngineSignal(NamedTuple):
+    """What an engine says of itself. None: it does not say. It may count work that others sent to it."""
+
+    running: int | None = None  # requests in its batch
+    waiting: int | None = None  # requests in a queue of its own
+    kv_share: float | None = None  # used share of its KV cache, 0 to 1
+    kv_tokens: int | None = None  # what that cache holds in all
+    preemptions: int | None = None  # since it started
 
 
 class TicketState(IntEnum):

@@ -25,6 +25,7 @@ from forebay.core.events import (
     Finished,
     FirstToken,
     Observer,
+    Signalled,
     Undelivered,
 )
 from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
@@ -140,6 +141,10 @@ class Pipeline:
             return self._failed(event, now)
         if isinstance(event, Undelivered):
             return self._undelivered(event, now)
+        if isinstance(event, Signalled):
+            _, engine = self._engines[event.engine]
+            engine.limit.signalled(event.signal, engine.in_flight, now)
+            return []
         return self._engine_changed(event, now)
 
     def poll(self, now: Instant) -> list[Effect]:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from forebay.core.instant import SECOND, Instant
 from forebay.core.limits.limit import UNBOUNDED, Answer, Signal, View
+from forebay.core.model import EngineSignal
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +55,6 @@ class Aimd:
 
     def viewed(self, view: View, now: Instant) -> None:
         """It looks at answers only."""
+
+    def signalled(self, signal: EngineSignal, in_flight: int, now: Instant) -> None:
+        """It goes by answers only."""

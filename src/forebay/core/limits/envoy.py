@@ -13,6 +13,7 @@ from typing import Literal
 
 from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits.limit import UNBOUNDED, Answer, Signal, View
+from forebay.core.model import EngineSignal
 
 WINDOWS_AT_LEAST = 5
 
@@ -84,6 +85,9 @@ class Envoy:
             self.requests = config.least
             self._probing = True
             self._at_least = 0
+
+    def signalled(self, signal: EngineSignal, in_flight: int, now: Instant) -> None:
+        """It goes by answers only."""
 
     def _percentile(self) -> float:
         ranked = sorted(self._samples)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from forebay.core.instant import Instant
 from forebay.core.limits.limit import UNBOUNDED, Answer, View
+from forebay.core.model import EngineSignal
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +39,6 @@ class Fixed:
 
     def viewed(self, view: View, now: Instant) -> None:
         """Nothing to learn."""
+
+    def signalled(self, signal: EngineSignal, in_flight: int, now: Instant) -> None:
+        """It goes by nothing."""

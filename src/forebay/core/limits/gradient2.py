@@ -10,6 +10,7 @@ from typing import Literal
 
 from forebay.core.instant import SECOND, Instant
 from forebay.core.limits.limit import UNBOUNDED, Answer, Signal, View
+from forebay.core.model import EngineSignal
 
 LONG_WINDOW = 600
 WARM_UP = 10  # windows that are averaged plainly
@@ -75,6 +76,9 @@ class Gradient2:
         moved = self._limit * (1 - config.smoothing) + wanted * config.smoothing
         self._limit = max(config.least, min(config.most, moved))
         self.requests = int(self._limit)
+
+    def signalled(self, signal: EngineSignal, in_flight: int, now: Instant) -> None:
+        """It goes by answers only."""
 
     def _average(self, short_ns: float) -> None:
         self._windows += 1

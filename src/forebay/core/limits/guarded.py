@@ -19,6 +19,7 @@ from typing import Literal
 
 from forebay.core.instant import MILLISECOND, SECOND, Instant
 from forebay.core.limits.limit import UNBOUNDED, Answer, View
+from forebay.core.model import EngineSignal
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class GuardedConfig:
     kind: Literal["guarded"] = "guarded"
     tpot_ns: int = 50 * MILLISECOND  # objective: mean time between two tokens of a stream
     ttft_ns: int = SECOND  # objective: first token
-    kv_tokens: int | None = None  # the engine's KV cache; None: not known, not guarded
+    kv_tokens: int | None = None  # the engine's KV cache; None: as the engine says, else not guarded
     initial: int = 16
     least: int = 2
     most: int = 1024
@@ -40,6 +41,11 @@ class GuardedConfig:
     up_share: float = 0.06  # growth per view at half of the aim; twice that far below it
     memory: float = 0.75  # share of what was seen that is kept from one view to the next
     tokens_min: int = 16  # fewer say nothing yet
+    signal_ns: int = 3 * SECOND  # what the engine says of itself is not known any more after this long
+    kv_full: float = 0.97  # used share of the cache from which on the window does not grow
+    preempted: float = 0.8  # of the window is left when the engine had to preempt
+    freeze_ns: int = 5 * SECOND  # in which it does not grow after that
+    waiting_most: int = 2  # requests in the engine's own queue; more, twice in a row, are a window too many
 
 
 class Guarded:
@@ -53,6 +59,11 @@ class Guarded:
         self.prefill_tokens = UNBOUNDED
         self.interval_ns = config.interval_ns
         self.gap_ns = 0.0
+        self._kv_tokens = config.kv_tokens
+        self._signal = EngineSignal()
+        self._signal_at: Instant = -config.signal_ns
+        self._frozen_until: Instant = 0
+        self._overfull = 0  # signals in a row that spoke of a queue inside the engine
         self._config = config
         self._limit = float(self.requests)
         self._prefill_rate = 0.0  # prompt tokens per ns while prompts were waiting in the engine
@@ -68,7 +79,26 @@ class Guarded:
     def failed(self, now: Instant) -> None:
         """A failure says nothing about the pace; the engine's health is kept elsewhere."""
 
-    def viewed(self, view: View, now: Instant) -> None:  # noqa: ARG002
+    def signalled(self, signal: EngineSignal, in_flight: int, now: Instant) -> None:
+        """Correct what our own counters cannot know: the cache's size, a queue inside the engine, preemptions."""
+        config, before = self._config, self._signal
+        known, self._signal, self._signal_at = now - self._signal_at <= config.signal_ns, signal, now
+        if signal.kv_tokens and config.kv_tokens is None:
+            self._kv_tokens = signal.kv_tokens
+        more = (signal.preemptions or 0) - (before.preemptions or 0)
+        if known and before.preemptions is not None and more > 0 and now >= self._frozen_until:
+            self._shrink(min(self._limit, max(in_flight, 1)) * config.preempted)
+            self._frozen_until = now + config.freeze_ns
+        self._overfull = self._overfull + 1 if (signal.waiting or 0) > config.waiting_most else 0
+        if self._overfull >= 2:
+            self._overfull = 0
+            self._shrink(self._limit * 0.9)
+
+    def _shrink(self, limit: float) -> None:
+        self._limit = max(self._config.least, min(self._limit, limit))
+        self.requests = int(self._limit)
+
+    def viewed(self, view: View, now: Instant) -> None:
         """Trim the window by the pace, and set the other guards anew."""
         self._guard_memory(view)
         self._guard_prefill(view)
@@ -81,10 +111,17 @@ class Guarded:
         if gap_ns > aim_ns:
             # What made the gap is what was in flight, not what was allowed.
             self._limit = min(self._limit, max(view.in_flight_most, 1.0)) * max(config.down_most, aim_ns / gap_ns)
-        elif gap_ns < aim_ns and (view.waiting or view.in_flight_most >= 0.9 * self._limit):
+        elif gap_ns < aim_ns and self._may_grow(now) and (view.waiting or view.in_flight_most >= 0.9 * self._limit):
             self._limit += max(1.0, config.up_share * self._limit * 2.0 * (1.0 - gap_ns / aim_ns))
         self._limit = max(config.least, min(config.most, self._limit))
         self.requests = int(self._limit)
+
+    def _may_grow(self, now: Instant) -> bool:
+        """Not after a preemption, and not while the cache is full as far as is known."""
+        if now < self._frozen_until:
+            return False
+        full = (self._signal.kv_share or 0.0) >= self._config.kv_full
+        return not full or now - self._signal_at > self._config.signal_ns
 
     def _gap(self, view: View) -> float:
         """The pace over the last few views: one step that carried long prompts is no reason to act."""
@@ -97,7 +134,7 @@ class Guarded:
 
     def _guard_memory(self, view: View) -> None:
         """Leases do not all peak together: what the sum of their peaks has too much, the sum may have more."""
-        kv_tokens = self._config.kv_tokens
+        kv_tokens = self._kv_tokens
         if kv_tokens is not None:
             spare = max(0, view.expected_tokens - view.peak_tokens)
             self.tokens = max(1, int(self._config.kv_share * kv_tokens) + spare)

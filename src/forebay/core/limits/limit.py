@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, Protocol
 
 from forebay.core.instant import Instant
+from forebay.core.model import EngineSignal
 
 UNBOUNDED = 1 << 62
 
@@ -69,4 +70,8 @@ class Limit(Protocol):
 
     def viewed(self, view: View, now: Instant) -> None:
         """What the engine holds, `interval_ns` after the last time."""
+        ...
+
+    def signalled(self, signal: EngineSignal, in_flight: int, now: Instant) -> None:
+        """What the engine says of itself, while so many leases of ours are open on it."""
         ...

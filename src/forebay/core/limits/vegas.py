@@ -12,6 +12,7 @@ from typing import Literal
 
 from forebay.core.instant import Chance, Instant
 from forebay.core.limits.limit import UNBOUNDED, Answer, Signal, View
+from forebay.core.model import EngineSignal
 
 PROBE_MULTIPLIER = 30
 
@@ -75,6 +76,9 @@ class Vegas:
 
     def viewed(self, view: View, now: Instant) -> None:
         """It looks at answers only."""
+
+    def signalled(self, signal: EngineSignal, in_flight: int, now: Instant) -> None:
+        """It goes by answers only."""
 
     def _unit(self) -> int:
         return max(1, int(log10(self.requests)))
