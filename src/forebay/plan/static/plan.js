@@ -27,26 +27,20 @@
     })];
   };
 
-  // The bound that the objective sets, as a dashed line with its name.
-  const rule = (bound, label) => ({
+  // The bound that the objective sets, as a dashed line; the key names it.
+  const rule = (bound) => ({
     hooks: {
       draw: [(u) => {
         if (bound === null) return;
         const y = u.valToPos(bound, "y", true), ctx = u.ctx;
         if (y < u.bbox.top || y > u.bbox.top + u.bbox.height) return;
         ctx.save();
-        ctx.strokeStyle = ctx.fillStyle = style("--quiet");
+        ctx.strokeStyle = style("--quiet");
         ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
         ctx.beginPath();
         ctx.moveTo(u.bbox.left, y);
         ctx.lineTo(u.bbox.left + u.bbox.width, y);
         ctx.stroke();
-        ctx.font = 11 * devicePixelRatio + "px system-ui, sans-serif";
-        // Beside the top edge there is no room above the line.
-        const above = y - u.bbox.top > 16 * devicePixelRatio;
-        ctx.textAlign = "left";
-        ctx.textBaseline = above ? "bottom" : "top";
-        ctx.fillText(label, u.bbox.left + 6 * devicePixelRatio, above ? y - 2 : y + 3);
         ctx.restore();
       }],
     },
@@ -86,6 +80,11 @@
       element("i", entry).style.background = "var(--run" + (index % 6) + ")";
       entry.append(line.name);
     });
+    if (spec.label) {
+      const entry = element("span", key);
+      element("i", entry, "rule");
+      entry.append(spec.label);
+    }
     const canvas = element("div", box);
     const readout = element("div", box, "readout", " ");
     const columns = joined(filled);
@@ -99,7 +98,7 @@
       scales: { x: { time: false, range: (u, low, high) => [low - 0.04 * (high - low || 1), high + 0.04 * (high - low || 1)] }, y: { range: spec.range } },
       axes: [{ ...axis(spec.x), size: 26 }, axis(spec.y)],
       series: [{}, ...filled.map((line, index) => ({ stroke: () => colour(index), width: 1.75, spanGaps: true, points: { show: false } }))],
-      plugins: [rule(spec.bound ?? null, spec.label), marks(filled)],
+      plugins: [rule(spec.bound ?? null), marks(filled)],
       hooks: { setCursor: [(u) => {
         const i = u.cursor.idx;
         readout.textContent = i === null || i === undefined ? " " : spec.read(columns[0][i]) + "   "
