@@ -18,13 +18,14 @@ from forebay.config import schema
 from forebay.config.build import anonymous_entry, engine_names, key_table, pipeline_config
 from forebay.config.schema import Config
 from forebay.config.summary import derived
-from forebay.core.events import EngineDown, EngineUp, EngineWarming, Observer
-from forebay.core.model import Demand, Request
+from forebay.core.events import EngineDown, EngineUp, EngineWarming, Observer, Signalled
+from forebay.core.model import Demand, EngineSignal, Request
 from forebay.core.pipeline import Pipeline
 from forebay.core.snapshot import Snapshot
 from forebay.engines.local import LocalEngine
 from forebay.engines.openai import EngineTimeouts, OpenAIEngine
 from forebay.engines.probe import Probed, Prober
+from forebay.engines.signals import SignalReader
 from forebay.errors import ForebayError, UsageError
 from forebay.ingress.admin import AdminServer
 from forebay.ingress.http.routes import EXACT, Route, Routes
@@ -72,6 +73,7 @@ class App:
         self._stack.callback(self.gateway.stop)
         self.engines = self._make_engines(urls, loop)
         self.probers = [self._prober(entry, name) for entry in config.engines for name in engine_names(entry)]
+        self.signals = self._signal_readers()
         self.site = self._make_site(loop)
         self._stack.callback(self.site.stop)
         await self._open_admin()
@@ -151,6 +153,7 @@ class App:
                 snapshot=self.snapshot,
                 connections=lambda: len(self.site.connections),
                 buffered_body_bytes=lambda: self.site.buffered_bytes,
+                signal_ages_s=self._signal_ages_s,
             ),
             routes={route.name for route in EXACT.values()} | {"infer"} | {route.path for route in config.routes},
             classes=config.classes,
@@ -243,6 +246,22 @@ class App:
             self.engines[name], self._probed, paths=paths, interval_s=probe.interval_s, timeout_s=probe.timeout_s
         )
 
+    def _signal_readers(self) -> list[SignalReader]:
+        """One for each engine whose limit makes use of what the engine says of itself."""
+        return [
+            SignalReader(self.engines[name], self._engine_said, path=entry.metrics_path)
+            for entry in self.config.engines
+            if entry.metrics_path and entry.concurrency.kind == "guarded"
+            for name in engine_names(entry)
+        ]
+
+    def _engine_said(self, engine: OpenAIEngine, signal: EngineSignal) -> None:
+        self.gateway.report(Signalled(engine.name, signal))
+
+    def _signal_ages_s(self) -> dict[str, float]:
+        now = asyncio.get_running_loop().time()
+        return {f"metrics:{reader.name}": now - reader.read_at for reader in self.signals if reader.read_at is not None}
+
     def _probed(self, engine: OpenAIEngine, state: Probed) -> None:
         if state is Probed.UP:
             self.gateway.report(EngineUp(engine.name))
@@ -259,6 +278,9 @@ class App:
         for prober in self.probers:
             prober.start()
             self._stack.push_async_callback(prober.stop)
+        for reader in self.signals:
+            reader.start()
+            self._stack.push_async_callback(reader.stop)
 
     def _make_site(self, loop: asyncio.AbstractEventLoop) -> Site:
         config, server = self.config, self.config.server

@@ -334,6 +334,13 @@ class Engine(Section, frozen=True):
     concurrency: Annotated[Concurrency, Meta(description="Most that may be in flight.")] = Concurrency()
     timeouts: Annotated[Timeouts, Meta(description="Bounds on its silence.")] = Timeouts()
     probe: Annotated[Probe, Meta(description="Readiness.")] = Probe()
+    metrics_path: Annotated[
+        Annotated[str, Meta(pattern=r"^(/[!-~]*)?$")],
+        Meta(
+            description="Where the engine tells Prometheus of itself (vLLM, SGLang, TensorRT-LLM): a guarded limit "
+            "reads the size of its cache, preemptions and its own queue there. Empty: it is not read."
+        ),
+    ] = "/metrics"
     tls: Annotated[EngineTls, Meta(description="For https URLs.")] = EngineTls()
     batching: Annotated[Batching | None, Meta(description="Its own batching. Unset: the gateway's.")] = None
 

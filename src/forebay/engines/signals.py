@@ -90,6 +90,7 @@ class SignalReader:
         path: str = "/metrics",
         interval_s: float = 1.0,
     ) -> None:
+        self.name = engine.name
         self._engine = engine
         self._told = told
         self._path = path

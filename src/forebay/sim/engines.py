@@ -53,6 +53,11 @@ class SimulatedEngine(ABC):
         self._stalled = False
         self._due: Instant = IDLE
 
+    @property
+    def answers(self) -> bool:
+        """Is it there, and ready?"""
+        return self._reachable and self._ready
+
     # ---- work ------------------------------------------------------------------------------------------------
 
     def start(self, calls: Sequence[Call]) -> None:

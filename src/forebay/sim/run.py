@@ -29,6 +29,7 @@ from forebay.sim.gateway import Gateway
 from forebay.sim.journal import Journal, Unobserved
 from forebay.sim.records import Columns
 from forebay.sim.scenario import EngineSpec, Scenario
+from forebay.sim.signals import Pages
 from forebay.sim.world import TIMER, Time, World
 from forebay.workload.arrival import Arrival
 
@@ -193,7 +194,12 @@ class Parts:
         """Expect the first arrival, the first probes and the faults."""
         interval_ns = int(self._config.engines[0].probe.interval_s * SECOND)
         Faults(self.world, self.engines, self._watchers, interval_ns).schedule(self.scenario.engines.faults)
+        if self.scenario.gateway and self._config.engines[0].concurrency.kind == "guarded":
+            Pages(self.world, self.engines, self._watchers, self._goes_on).begin()
         self.callers.begin()
+
+    def _goes_on(self) -> bool:
+        return self.world.now < self.end_ns or self.callers.open > 0
 
     def engines_of(self, gateway: int) -> list[int]:
         """Numbers of the engines that a gateway sends to."""

@@ -7,6 +7,7 @@ from random import Random
 from forebay.core.batching.former import Batcher
 from forebay.core.instant import MILLISECOND, MINUTE, SECOND
 from forebay.core.limits.limit import Answer, Limit, View
+from forebay.core.model import EngineSignal
 
 
 def check_batching(batcher: Batcher, *, seed: int = 1, cases: int = 500) -> None:
@@ -42,6 +43,10 @@ def check_limit(limit: Limit, *, seed: int = 1, cases: int = 2000) -> None:
         happened = chance.randrange(20)
         if happened == 0:
             limit.failed(now)
+        elif happened == 1:
+            kv_tokens, preemptions = chance.choice((None, 1, 500_000)), chance.choice((None, chance.randrange(99)))
+            signal = EngineSignal(chance.randrange(500), chance.randrange(50), chance.random(), kv_tokens, preemptions)
+            limit.signalled(signal, in_flight, now)
         elif happened < 4:
             limit.viewed(_odd_view(chance, in_flight), now)
         else:

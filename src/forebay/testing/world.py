@@ -177,6 +177,10 @@ class ModelHands:
         self.world.note(f"abort {lease.ticket.sequence}")
         self.world.models[lease.engine.name].abort(lease, self.world)
 
+    def made(self, lease: Lease) -> int:
+        """The models stream nothing by themselves; whoever does keeps the lease's own count."""
+        return lease.generated
+
 
 def poisson(chance: Random, rate_per_s: float, start: Instant, end: Instant) -> Iterable[Instant]:
     """Instants of a Poisson process in [start, end)."""

@@ -16,6 +16,7 @@ from forebay.core.limits.gradient2 import Gradient2, Gradient2Config
 from forebay.core.limits.guarded import Guarded, GuardedConfig
 from forebay.core.limits.limit import UNBOUNDED, Answer, View
 from forebay.core.limits.vegas import Vegas, VegasConfig
+from forebay.core.model import EngineSignal
 
 
 class Steady:
@@ -37,7 +38,7 @@ def view(**given: Any) -> View:
     return View(**(figures | given))
 
 
-def streaming(limit: Guarded, in_flight: int, gap_ms: float, *, waiting: bool = True) -> None:
+def streaming(limit: Guarded, in_flight: int, gap_ms: float, *, waiting: bool = True, now: int = 0) -> None:
     """A view of so many streams with this gap between tokens."""
     tokens = round(in_flight * 250 / gap_ms)
     limit.viewed(
@@ -45,7 +46,7 @@ def streaming(limit: Guarded, in_flight: int, gap_ms: float, *, waiting: bool = 
             in_flight=in_flight, in_flight_most=in_flight, waiting=waiting, generated=tokens,
             decoding_ns=int(tokens * gap_ms * MILLISECOND),
         ),
-        0,
+        now,
     )  # fmt: skip
 
 
@@ -329,3 +330,52 @@ def test_each_kind_is_built_from_its_config() -> None:
     chance = Random(1)
     for config in (AimdConfig(), VegasConfig(), Gradient2Config(), EnvoyConfig(), GuardedConfig()):
         assert type(build(config, chance)).__name__.lower() == config.kind
+
+
+# ---- what the engine says of itself --------------------------------------------------------------------------
+
+
+def test_guarded_takes_the_size_of_the_cache_from_the_engine_unless_it_is_set() -> None:
+    limit = Guarded(GuardedConfig())
+    limit.signalled(EngineSignal(kv_tokens=100_000), 5, 0)
+    limit.viewed(view(), 0)
+    assert limit.tokens == 92_000
+    limit = Guarded(GuardedConfig(kv_tokens=10_000))
+    limit.signalled(EngineSignal(kv_tokens=100_000), 5, 0)
+    limit.viewed(view(), 0)
+    assert limit.tokens == 9_200
+
+
+def test_guarded_backs_off_once_for_a_preemption_and_then_holds() -> None:
+    limit = Guarded(GuardedConfig(initial=100))
+    limit.signalled(EngineSignal(preemptions=7), 80, 0)
+    assert limit.requests == 100, "they were before our time"
+    limit.signalled(EngineSignal(preemptions=9), 80, SECOND)
+    assert limit.requests == 64  # 0.8 of what was in flight
+    limit.signalled(EngineSignal(preemptions=12), 64, 2 * SECOND)
+    assert limit.requests == 64, "one incident"
+    streaming(limit, 64, 10, now=3 * SECOND)
+    assert limit.requests == 64, "frozen"
+    streaming(limit, 64, 10, now=7 * SECOND)
+    assert limit.requests > 64
+
+
+def test_guarded_does_not_grow_into_a_full_cache_nor_trust_old_news() -> None:
+    """F-08: what is stale is not known, neither full nor empty."""
+    limit = Guarded(GuardedConfig(initial=100))
+    limit.signalled(EngineSignal(kv_share=0.99), 100, 0)
+    streaming(limit, 100, 10, now=SECOND)
+    assert limit.requests == 100
+    streaming(limit, 100, 10, now=4 * SECOND)
+    assert limit.requests > 100
+
+
+def test_guarded_takes_a_queue_inside_the_engine_for_a_window_too_large() -> None:
+    limit = Guarded(GuardedConfig(initial=100))
+    limit.signalled(EngineSignal(waiting=30), 100, 0)
+    assert limit.requests == 100, "a moment's queue"
+    limit.signalled(EngineSignal(waiting=30), 100, SECOND)
+    assert limit.requests == 90
+    limit.signalled(EngineSignal(waiting=2), 90, 2 * SECOND)
+    limit.signalled(EngineSignal(waiting=30), 90, 3 * SECOND)
+    assert limit.requests == 90
