@@ -308,12 +308,15 @@ def _connect(ray: Any, count: int) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**quiet)
-        return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(address="local", num_cpus=count, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+    else:
+        ray.init(address="local", num_cpus=count, include_dashboard=False, **quiet)
 
 
 def _ray() -> Any:
+    if not os.environ.get("RAY_ADDRESS"):
+        # Read when Ray is imported. Without it even a local Ray listens on all interfaces of the machine.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:
