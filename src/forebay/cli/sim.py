@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,28 +122,56 @@ output_options = _options(
 )  # fmt: skip
 
 
-@click.command(name="sim", context_settings={"help_option_names": ["-h", "--help"]})
+PARTS = {
+    "calibrate": ("forebay.cli.calibrate", "Fit the step model to an engine of your own."),
+    "article": ("forebay.cli.article", "The article's experiment: its three approaches on the GPU that they imply."),
+}
+
+
+class SimGroup(click.Group):
+    """Simulates by itself, and has commands beside that, imported only when they are run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(PARTS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in PARTS:
+            return None
+        command: click.Command = import_module(PARTS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in PARTS.items()])
+
+
+@click.group(
+    name="sim",
+    cls=SimGroup,
+    invoke_without_command=True,
+    subcommand_metavar="[COMMAND]",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @load_options
 @engine_options
 @policy_options
 @output_options
-@click.option("--experiment", type=click.Choice(("article",)), help="Run a prepared experiment instead.")
 @click.option("--list-profiles", is_flag=True, help="Print the calibrated engines and exit.")
 @click.option("--list-traces", is_flag=True, help="Print the shipped traces and exit.")
-def command(experiment: str | None, list_profiles: bool, list_traces: bool, **given: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, list_profiles: bool, list_traces: bool, **given: Any) -> None:
     """Replays traffic through the production policies on simulated GPUs.
 
     \b
     forebay sim --trace azure_llm_2023_code --duration 600 --engine h100-80g/llama-3.1-8b/bf16/tp1/trtllm
     forebay sim --rate 10 --rate 20 --engine h100-80g/llama-3.1-8b/bf16/tp1/trtllm --policy hybrid --policy my.toml
-    forebay sim --experiment article
     """
+    if ctx.invoked_subcommand is not None:
+        return
     if list_profiles:
         _print_profiles()
     elif list_traces:
         _print_traces()
-    elif experiment is not None:
-        _article(given)
     else:
         _sweep(given)
 
@@ -166,7 +195,7 @@ def _sweep(given: dict[str, Any]) -> None:
         require_pyarrow()
     grid = Grid.of(Asked(**{name: given[name] for name in Asked.__dataclass_fields__}))
     console = Console(stderr=True)
-    keep = keep_dir(given)
+    keep = keep_dir(given["keep_dir"])
     with progress_line(console, quiet=to_stdout) as progress:
         grid.outcomes = sweep(
             grid.scenarios,
@@ -192,16 +221,15 @@ def _sweep(given: dict[str, Any]) -> None:
     for line in grid.notes():
         out.print(line, highlight=False, markup=False)
     if json_path is not None:
-        _write(json_path, results.to_json())
+        write(json_path, results.to_json())
     for path in (json_path, parquet_path, html_path):
         if path is not None:
             click.echo(f"written: {path}")
 
 
-def keep_dir(given: dict[str, Any]) -> Path:
+def keep_dir(chosen: Path | None) -> Path:
     """Where finished simulations are kept: `$XDG_CACHE_HOME/forebay/simulations/` unless the user says otherwise."""
-    if given["keep_dir"] is not None:
-        chosen: Path = given["keep_dir"]
+    if chosen is not None:
         return chosen
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
@@ -238,44 +266,16 @@ def _write_page(grid: Grid, path: Path) -> None:
     from forebay.report.results import Results, environment
 
     shown, runs = grid.page_runs()
-    title = f"Simulation: {shown[0].workload}"
-    page = render_page(title, grid.notes(), Results(environment(), shown), runs)
-    _write(path, page.encode())
+    page = render_page(f"Simulation: {shown[0].workload}", grid.notes(), Results(environment(), shown), runs)
+    write(path, page.encode())
 
 
-def _write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes) -> None:
+    """Writes a file. Raises UsageError when it cannot."""
     try:
         path.write_bytes(data)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
-
-
-def _article(given: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    from forebay.report.publish import check_writable
-    from forebay.sim import article
-
-    json_path = given["json_path"]
-    to_stdout = json_path is not None and str(json_path) == "-"
-    if json_path is not None and not to_stdout:
-        check_writable(json_path)
-    with progress_line(Console(stderr=True), quiet=to_stdout) as progress:
-        found = article.experiment(
-            seeds=given["seeds"] if len(given["seeds"]) > 1 else article.SEEDS,
-            processes=given["processes"],
-            progress=progress,
-            resume_dir=keep_dir(given),
-            backend=given["backend"],
-            fresh=given["fresh"],
-        )
-    if to_stdout:
-        click.echo(found.to_json().decode(), nl=False)
-        return
-    article.print_tables(Console(), found)
-    if json_path is not None:
-        _write(json_path, found.to_json())
-        click.echo(f"written: {json_path}")
 
 
 def _print_profiles() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from forebay.core.instant import Instant
 from forebay.core.model import Lease, Request, Ticket
 from forebay.core.outcome import FailReason
 
@@ -82,4 +83,8 @@ class Front(Protocol):
 
     def undelivered(self, call: Call) -> None:
         """Its engine takes no connection."""
+        ...
+
+    def stalled(self, call: Call, until: Instant) -> None:
+        """Its engine makes no token before that instant."""
         ...

@@ -51,6 +51,7 @@ class SimulatedEngine(ABC):
         self._reachable = True
         self._ready = True
         self._stalled = False
+        self._stalled_until: Instant = 0
         self._due: Instant = IDLE
 
     @property
@@ -61,13 +62,16 @@ class SimulatedEngine(ABC):
     # ---- work ------------------------------------------------------------------------------------------------
 
     def start(self, calls: Sequence[Call]) -> None:
-        """Work on these calls, which were dispatched together."""
+        """Work on these calls, which were dispatched together. A dispatch is never answered while it is carried out."""
         if not self._reachable:
             self._soon(calls, lambda call: _front(call).undelivered(call))
         elif not self._ready:
             self._soon(calls, lambda call: _front(call).failed(call, FailReason.ENGINE_ERROR, 0, blame=False))
         else:
             self._take(calls)
+            if self._stalled:
+                for call in calls:
+                    _front(call).stalled(call, self._stalled_until)
 
     @abstractmethod
     def abort(self, call: Call) -> None:
@@ -81,10 +85,14 @@ class SimulatedEngine(ABC):
     def work(self) -> Work:
         """What was done up to now."""
 
-    @property
     @abstractmethod
+    def calls(self) -> list[Call]:
+        """What it works on or keeps waiting."""
+
+    @property
     def held(self) -> int:
-        """Calls that it works on or keeps waiting."""
+        """How many calls it works on or keeps waiting."""
+        return len(self.calls())
 
     # ---- faults ----------------------------------------------------------------------------------------------
 
@@ -92,10 +100,12 @@ class SimulatedEngine(ABC):
     def slow_down(self, factor: float) -> None:
         """Steps that begin from now on take `factor` times as long."""
 
-    def stall(self) -> None:
-        """Begin no step until `go_on`."""
-        self._stalled = True
+    def stall(self, until: Instant) -> None:
+        """Begin no step until `go_on`, which comes at that instant."""
+        self._stalled, self._stalled_until = True, until
         self._cut()
+        for call in self.calls():
+            _front(call).stalled(call, until)
 
     def go_on(self) -> None:
         """The stall is over."""
@@ -171,9 +181,8 @@ class LanguageEngine(SimulatedEngine):
         self._prompt_tokens = self._output_tokens = self._kv_token_ns = 0
         self._turn_action = self._turn
 
-    @property
-    def held(self) -> int:
-        return len(self._calls)
+    def calls(self) -> list[Call]:
+        return list(self._calls.values())
 
     @property
     def model(self) -> EngineModel:
@@ -329,9 +338,9 @@ class EncoderEngine(SimulatedEngine):
         self._busy_ns = self._batches = self._inputs = self._prompt_tokens = 0
         self._turn_action = self._turn
 
-    @property
-    def held(self) -> int:
-        return sum(len(batch.calls) for batch in self._waiting) + (len(self._running.calls) if self._running else 0)
+    def calls(self) -> list[Call]:
+        batches = [*([self._running] if self._running is not None else []), *self._waiting]
+        return [call for batch in batches for call in batch.calls]
 
     def abort(self, call: Call) -> None:
         for batch in self._waiting:
@@ -409,9 +418,9 @@ class EncoderEngine(SimulatedEngine):
         """A batch cannot be cut."""
 
     def _lose_all(self) -> list[tuple[Call, int]]:
-        batches = [*([self._running] if self._running is not None else []), *self._waiting]
+        calls = self.calls()
         if self._running is not None:
             self._busy_ns += self._world.now - self._started
         self._running = None
         self._waiting.clear()
-        return [(call, 0) for batch in batches for call in batch.calls]
+        return [(call, 0) for call in calls]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from forebay.core.events import EngineDown, EngineUp, EngineWarming, Event
-from forebay.core.instant import SECOND, Instant
+from forebay.core.instant import FOREVER, SECOND, Instant
 from forebay.sim.engines import SimulatedEngine
 from forebay.sim.scenario import FaultSpec
 from forebay.sim.world import COMPLETION, Action, Time
@@ -38,7 +38,7 @@ class Faults:
         for fault in faults:
             start, end = int(fault.from_s * SECOND), None if fault.to_s is None else int(fault.to_s * SECOND)
             for number in fault.engines or range(len(self._engines)):
-                begins, ends = self._actions(fault, number)
+                begins, ends = self._actions(fault, number, end)
                 if start == 0:
                     begins()
                     if fault.kind in {"crashed", "cold"}:
@@ -50,12 +50,12 @@ class Faults:
         for number in range(len(self._engines)):
             self._tell(number, away.get(number, EngineUp))
 
-    def _actions(self, fault: FaultSpec, number: int) -> tuple[Action, Action]:
+    def _actions(self, fault: FaultSpec, number: int, end: Instant | None) -> tuple[Action, Action]:
         engine = self._engines[number]
         if fault.kind == "slow":
             return partial(engine.slow_down, fault.factor), partial(engine.slow_down, 1.0)
         if fault.kind == "stalled":
-            return engine.stall, engine.go_on
+            return partial(engine.stall, FOREVER if end is None else end), engine.go_on
         if fault.kind == "lying":
             return partial(_lie, engine, fault.factor), partial(_lie, engine, 1.0)
         crashed = fault.kind == "crashed"

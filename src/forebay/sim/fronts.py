@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
+from forebay.config.schema import Timeouts
 from forebay.core.events import Event, Failed, Finished, FirstToken, Undelivered
+from forebay.core.instant import SECOND, Instant
 from forebay.core.model import Lease, Refusal, Request, Ticket, Usage
 from forebay.core.outcome import FailReason
 from forebay.sim.call import Call
@@ -54,7 +57,9 @@ class Gated:
 
     driver: Driver
 
-    def __init__(self, world: Time, engines: dict[str, SimulatedEngine], answers: Answers) -> None:
+    def __init__(self, world: Time, engines: dict[str, SimulatedEngine], answers: Answers, timeouts: Timeouts) -> None:
+        """`timeouts`: how long the gateway waits for a silent engine."""
+        self._first_byte_ns, self._idle_ns = int(timeouts.first_byte_s * SECOND), int(timeouts.idle_s * SECOND)
         self.journal: Journal | None = None
         self._world = world
         self._engines = engines
@@ -127,6 +132,23 @@ class Gated:
         assert lease is not None
         call.restart()
         self.driver.report(Undelivered(lease))
+
+    def stalled(self, call: Call, until: Instant) -> None:
+        """The gateway's patience with a silent engine may end before that. Only here: a busy engine is not silent."""
+        lease, ticket = call.lease, call.ticket
+        assert lease is not None
+        assert ticket is not None
+        now = self._world.now
+        ends = now + self._idle_ns if call.first_token else max(now, ticket.dispatched + self._first_byte_ns)
+        if ends < until:
+            self._world.at(ends, partial(self._time_out, call, lease))
+
+    def _time_out(self, call: Call, lease: Lease) -> None:
+        if lease.open:
+            engine = self.engine(lease)
+            made = engine.made(call)
+            engine.abort(call)
+            self.failed(call, FailReason.ENGINE_TIMEOUT, made, blame=True)
 
     # ---- from the gateway ------------------------------------------------------------------------------------
 
@@ -214,3 +236,6 @@ class Direct:
         """Nobody takes the connection."""
         del self._engine_of[call.index]
         self.answers.broken(call, UNREACHABLE, 0)
+
+    def stalled(self, call: Call, until: Instant) -> None:
+        """There is nobody to wait less long than the caller."""

@@ -211,7 +211,7 @@ class Parts:
         """The front of a gateway; its driver is to be set."""
         names = engine_names(self._entry(gateway))
         owned = {name: self.engines[number] for name, number in zip(names, self.engines_of(gateway), strict=True)}
-        return self._front(self.world, owned, self.callers)
+        return self._front(self.world, owned, self.callers, self._config.engines[0].timeouts)
 
     def pipeline(self, gateway: int, journal: Journal | None) -> Pipeline:
         """The production pipeline of a gateway, with a stream of chance of its own."""

@@ -46,6 +46,8 @@ class FaultSpec(Spec, frozen=True, kw_only=True):
     """Numbers of the engines, from 0; empty for all."""
 
     def __post_init__(self) -> None:
+        if self.kind == "stalled" and self.to_s is None:
+            raise ValueError("a stall needs an end: set to_s")
         if self.to_s is not None and self.to_s <= self.from_s:
             raise ValueError(f"a fault ends at {self.to_s:g} s, before it begins at {self.from_s:g} s")
 

@@ -1,8 +1,8 @@
 """Many scenarios, each in a process of its own: in any order, interrupted and resumed, the results are the same.
 
-A finished outcome is kept under a name made of everything that it depends on: the scenario, the sources of Forebay that
-take part in a simulation, and a trace of the user's own. What was kept by other code, or for another file, is therefore
-never taken for an answer. Processes are spawned, not forked: they share nothing with whoever calls.
+A finished outcome is kept under a name made of all that it depends on: the scenario, the sources of Forebay that take
+part in a simulation, and the user's own files. What was kept by other code, or for another file, is never taken for an
+answer. Processes are spawned, not forked: they share nothing with whoever calls.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ def rows_file(directory: Path, scenario: Scenario) -> Path:
 
 
 def _key(scenario: Scenario) -> str:
-    parts = [scenario.digest(), fingerprint(), _trace_digest(scenario.workload.trace)]
+    named = (scenario.workload.trace, scenario.workload.sizes_from, scenario.engines.profile)
+    parts = [scenario.digest(), fingerprint(), *(_content(name) for name in named)]
     return hashlib.sha256("/".join(parts).encode()).hexdigest()[:32]
 
 
@@ -203,14 +204,14 @@ def _files(name: str, node: Traversable) -> Iterator[tuple[str, Traversable]]:
             yield from _files(f"{name}/{child.name}", child)
 
 
-def _trace_digest(trace: str | None) -> str:
-    """Of a user's own file, whose name says nothing about its content; shipped traces are in the fingerprint."""
-    if trace is None:
+def _content(name: str | None) -> str:
+    """Digest of a file of the user's own, whose name does not tell its content; what ships is in the fingerprint."""
+    if name is None:
         return ""
     try:
-        return hashlib.sha256(Path(trace).read_bytes()).hexdigest()[:16]
+        return hashlib.sha256(Path(name).read_bytes()).hexdigest()[:16]
     except OSError:
-        return trace
+        return name
 
 
 # ---- local processes -----------------------------------------------------------------------------------------------
@@ -308,12 +309,15 @@ def _connect(ray: Any, count: int) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**quiet)
-        return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(address="local", num_cpus=count, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+    else:
+        ray.init(address="local", num_cpus=count, include_dashboard=False, **quiet)
 
 
 def _ray() -> Any:
+    if not os.environ.get("RAY_ADDRESS"):
+        # Read when Ray is imported. Without it even a local Ray listens on all interfaces of the machine.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:

@@ -178,7 +178,7 @@ class ModelHands:
         self.world.models[lease.engine.name].abort(lease, self.world)
 
     def made(self, lease: Lease) -> int:
-        """The models stream nothing by themselves; whoever does keeps the lease's own count."""
+        """What its client has seen: as much as the model has said, by setting `lease.generated`."""
         return lease.generated
 
 

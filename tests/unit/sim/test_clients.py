@@ -148,6 +148,17 @@ def test_a_broken_stream_is_not_sent_again_and_a_broken_answer_is() -> None:
             assert all(row.attempts >= 2 for row in hit)
 
 
+def test_a_gateway_loses_patience_with_a_silent_engine() -> None:
+    stall = EngineSpec(profile=GPU, faults=(FaultSpec(kind="stalled", from_s=0.5, to_s=9.0),))
+    wide = FULL.replace("limit = 1", "limit = 64") + "timeouts = { first_byte_s = 3, idle_s = 2 }\n"
+    found = rows(simulate(wide, engines=stall))
+    begun = [row for row in found if row.intended_ns < 450_000_000 and row.done_ns > SECOND // 2]
+    assert begun
+    assert {(row.error, row.done_ns) for row in begun} == {("engine_timeout", 2_500_000_000)}
+    late = [row for row in found if row.intended_ns > SECOND // 2]
+    assert all(row.error == "engine_timeout" and row.done_ns - row.intended_ns == 3 * SECOND for row in late)
+
+
 def test_without_a_gateway_everything_waits_at_the_engine() -> None:
     slow = EngineSpec(profile=GPU, max_num_seqs=1)
     found = rows(simulate(engines=slow, gateway=False))

@@ -25,6 +25,7 @@ class _Heard:
 
     def __init__(self, world: World) -> None:
         self.lines: list[tuple[Any, ...]] = []
+        self.stalls: list[tuple[int, int, int]] = []
         self._world = world
 
     def _note(self, what: str, call: Call, *figures: object) -> None:
@@ -52,6 +53,9 @@ class _Heard:
 
     def undelivered(self, call: Call) -> None:
         self._note("undelivered", call)
+
+    def stalled(self, call: Call, until: int) -> None:
+        self.stalls.append((self._world.now, call.index, until))
 
     def of(self, what: str) -> list[tuple[Any, ...]]:
         return [line for line in self.lines if line[1] == what]
@@ -160,7 +164,7 @@ def test_a_slow_engine_takes_longer_from_the_next_step_on(b: _Bench) -> None:
 def test_a_stall_holds_every_step_and_loses_nothing(b: _Bench) -> None:
     engine = b.language()
     engine.start((b.call(0, output=100),))
-    b.at(100 * MILLISECOND, engine.stall)
+    b.at(100 * MILLISECOND, lambda: engine.stall(5 * SECOND))
     b.at(SECOND, lambda: engine.start((b.call(1),)))
     b.at(5 * SECOND, engine.go_on)
     b.world.run(4 * SECOND)
@@ -170,6 +174,7 @@ def test_a_stall_holds_every_step_and_loses_nothing(b: _Bench) -> None:
     b.world.run_out()
     assert {line[2] for line in b.heard.of("finished")} == {0, 1}
     assert all(line[0] > 5 * SECOND for line in b.heard.of("finished"))
+    assert b.heard.stalls == [(100 * MILLISECOND, 0, 5 * SECOND), (SECOND, 1, 5 * SECOND)]
 
 
 def test_a_crash_fails_what_is_held_and_takes_no_connection_until_it_is_back(b: _Bench) -> None:

@@ -47,6 +47,7 @@ def test_every_change_changes_the_digest(change: dict[str, object]) -> None:
         ({"engines": {"profile": GPU, "count": 0}}, "engines.count"),
         ({"gateways": 3}, "3 gateways cannot each own one of 1 engines"),
         ({"engines": {"profile": GPU, "faults": [{"kind": "slow", "engines": [4]}]}}, "a fault names engine 4"),
+        ({"engines": {"profile": GPU, "faults": [{"kind": "stalled"}]}}, "a stall needs an end"),
         ({"engines": {"profile": GPU, "faults": [{"kind": "slow", "from_s": 4, "to_s": 4}]}}, "before it begins"),
     ],
 )

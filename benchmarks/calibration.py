@@ -1,0 +1,141 @@
+"""The simulator against real engines: calibrate, load, simulate the same arrivals, compare.
+
+``python -m benchmarks.calibration`` (or ``make bench NAME=calibration``) drives the embedded engine and vLLM on the
+CPU, about twenty-five minutes in all. Before each configuration the engine is calibrated anew by a short probing run;
+then an open-loop load is sent straight to it, and the simulator is given the very same arrivals and sizes and the
+profile fitted from the probes so far, nothing from the load itself. ``--keep`` writes what was measured, ``--again``
+judges it anew without an engine. One configuration per engine is measured twice: how far the engine is from itself is
+as near as any model of it can come.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from benchmarks import environment
+from benchmarks.calibration_engines import ENGINES, Engine
+from benchmarks.calibration_judge import CONFIGS, Config, Kept, Verdict, capacity, judge, print_verdicts
+from benchmarks.peers import ROOT
+from forebay.load.attack import Plan, attack
+from forebay.load.observe import first_model
+from forebay.load.probing import probe_engine
+from forebay.load.target import Target
+from forebay.load.workload import Workload
+from forebay.report.records import PhaseBounds, RequestRecord, RunHeader
+
+FIRST_PROBING_S: Final = 45.0
+PROBING_S: Final = 20.0
+DRAIN_S: Final = 120.0
+RESULTS: Final = ROOT / "benchmarks" / "results"
+
+
+def _say(text: str) -> None:
+    click.echo(f"{datetime.now(UTC):%H:%M:%S} {text}", err=True)
+
+
+class Session:
+    """An engine that runs, and what was measured of it so far."""
+
+    def __init__(self, engine: Engine, target: Target, folder: Path) -> None:
+        self._engine, self._target, self._folder = engine, target, folder
+        self._workload = Workload(route="completions", model=first_model(target))
+        self._seed = 1
+        self.kept = Kept(engine=engine.name, limits=engine.limits)
+
+    def calibrate(self, seconds: float) -> None:
+        """A probing run; its probes join those before."""
+        self._seed += 1
+        runs = probe_engine(self._target, self._workload, self._engine.bounds, seconds, seed=self._seed)
+        self.kept.probes.append(runs)
+
+    def load(self, config: Config, rate: float) -> list[RequestRecord]:
+        """The configuration's arrivals, sent open loop."""
+        arrivals = config.arrivals(rate)
+        end_s = arrivals[-1].at_ns / 1e9 + 1e-3
+        header = RunHeader(
+            mode=self._engine.name,
+            policy="direct",
+            workload=config.name,
+            seed=config.seed,
+            phases=[PhaseBounds("load", 0.0, end_s)],
+        )
+        plan = Plan(self._target, header, arrivals, self._workload, drain_s=DRAIN_S)
+        return attack(plan, self._folder / "records.jsonl", lambda _: None).requests
+
+
+def _measure(engine: Engine, configs: list[Config], scale: float, keep: Path | None) -> Kept:
+    with tempfile.TemporaryDirectory(prefix="forebay-calibration-") as scratch:
+        process, target = engine.start(Path(scratch), _say)
+        try:
+            session = Session(engine, target, Path(scratch))
+            kept = session.kept
+            for number, config in enumerate(configs):
+                _say(f"{engine.name}: probing")
+                session.calibrate(scale * (PROBING_S if number else FIRST_PROBING_S))
+                rate = kept.rates.get(config.base)
+                if rate is None:
+                    rate = kept.rates[config.base] = config.load * capacity(kept, config)
+                _say(f"{config.name}: {config.count} requests at {rate:.2f} per second")
+                kept.loads.append((config, session.load(config.shortened(scale), rate)))
+                if keep is not None:
+                    kept.save(keep)
+            session.calibrate(scale * PROBING_S)
+            if keep is not None:
+                kept.save(keep)
+            return kept
+        finally:
+            process.stop()
+
+
+@click.command()
+@click.option("--engine", "names", type=click.Choice(tuple(ENGINES)), multiple=True, help="Only these.")
+@click.option("--only", multiple=True, help="Only the configurations whose name holds this.")
+@click.option("--scale", type=click.FloatRange(0.01, 1), default=1.0, help="Shorter loads and probes, to look.")
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), help="Write what was measured here.")
+@click.option("--again", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Judge what is kept here.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Where the results go.")
+def main(
+    names: tuple[str, ...],
+    only: tuple[str, ...],
+    scale: float,
+    keep: Path | None,
+    again: Path | None,
+    json_path: Path | None,
+) -> None:
+    """Simulated against measured, on real engines."""
+    load_before = environment.load_average()
+    verdicts: list[Verdict] = []
+    for name in names or tuple(ENGINES):
+        if again is not None:
+            kept = Kept.read(again / f"{name}.json")
+        else:
+            configs = [one for one in CONFIGS[name] if not only or any(part in one.name for part in only)]
+            if keep is not None:
+                keep.mkdir(parents=True, exist_ok=True)
+            kept = _measure(ENGINES[name], configs, scale, keep)
+        found = judge(kept)
+        print_verdicts(found)
+        verdicts += found
+    content: dict[str, Any] = {
+        "environment": environment.describe(load_before),
+        "command": shlex.join(["python", "-m", "benchmarks.calibration", *sys.argv[1:]]),
+        "verdicts": [verdict.as_row() for verdict in verdicts],
+    }
+    path = json_path
+    if path is None and scale == 1.0 and not names and not only and again is None:
+        path = RESULTS / f"calibration-{datetime.now(UTC):%Y-%m-%d}.json"
+    if path is not None:
+        path.write_text(json.dumps(content, indent=1) + "\n")
+        click.echo(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()
