@@ -101,8 +101,10 @@ def _verdict_text(
             parts.append(f"{mode} keeps the objective with no allowed number of GPUs")
             continue
         words = f"the cheapest fleet under {mode} {_change(bill)}"
-        if continuous is not None:
-            words += f" ({_change(continuous)} if GPUs were divisible, by the traffic that the same ones carry)"
+        if continuous is not None and _change(continuous) == _change(bill):
+            words += ", and would if GPUs could be divided"
+        elif continuous is not None:
+            words += f" (if GPUs could be divided, by the traffic that the same ones carry, it {_change(continuous)})"
         parts.append(words)
     best = max(saved[mode] or 0.0 if (one := per_gpu[mode]) is None else one for mode in ("admission", "hybrid"))
     if best >= CLAIMED - ALIKE:
@@ -110,7 +112,9 @@ def _verdict_text(
     elif best > ALIKE:
         judgement = "There is a saving, but not the claimed 22 %, for this traffic and objective."
     else:
-        judgement = "The claimed 22 % is not found for this traffic and objective: the modes cost alike."
+        judgement = "The claimed 22 % is not found for this traffic and objective."
+        if (per_gpu["admission"] or saved["admission"] or 0.0) < -ALIKE:
+            judgement += " Without a waiting room, bursts are refused that could have been served in time."
     return f"Against backpressure alone at the same objective, {'; '.join(parts)}. {judgement}"
 
 

@@ -22,6 +22,12 @@ MODES: tuple[Mode, ...] = ("hybrid", "admission", "backpressure")
 KV_SHARE = 0.9
 """Share of the KV cache that expected tokens may fill: estimates of answers' lengths are no better."""
 
+WAIT_SHARES = (0.5, 0.85)
+"""Wait budgets that are tried, as shares of the time to first token: what is left is for the prefill."""
+
+PATIENT_MS = 100.0
+"""Below this objective the derived budget is the only one: there is no time to wait."""
+
 TTFT_OF_SLO_MS = 1000.0
 """The configuration's own default, where the objective says nothing about first tokens."""
 
@@ -52,7 +58,7 @@ def setups(candidate: Candidate, objective: Objective, bound: FluidBound, mode: 
 
     In-flight limits span from a fraction of the batch at which the fluid bound is reached up to the engine's own
     limit: a small one keeps prefills out of each other's way, a large one lets bursts in. Wait budgets are the derived
-    one and half of the objective's time to first token.
+    one and shares of the objective's time to first token; with the engine's own limit there is hardly a wait.
     """
     profile = candidate.profile
     if isinstance(profile, EncoderProfile):
@@ -62,7 +68,12 @@ def setups(candidate: Candidate, objective: Objective, bound: FluidBound, mode: 
         return [Setup(mode, 2 * size, None, budget, size) for budget in _budgets(objective, mode) for size in sizes]
     tokens = int(KV_SHARE * profile.kv_tokens)
     limits = _limits(profile, bound)
-    return [Setup(mode, limit, tokens, budget) for budget in _budgets(objective, mode) for limit in limits]
+    return [
+        Setup(mode, limit, tokens, budget)
+        for budget in _budgets(objective, mode)
+        for limit in limits
+        if budget is None or limit < profile.max_num_seqs
+    ]
 
 
 def neighbours(setup: Setup, candidate: Candidate) -> list[Setup]:
@@ -85,7 +96,9 @@ def _budgets(objective: Objective, mode: Mode) -> list[float | None]:
     if mode != "hybrid":
         return [None]
     patient = objective.ttft_ms or (objective.latency_ms or 0) / 2
-    return [None, round(patient / 2, 1)] if patient > 100 else [None]
+    if patient <= PATIENT_MS:
+        return [None]
+    return [None, *(round(share * patient, 1) for share in WAIT_SHARES)]
 
 
 def config_text(setup: Setup, objective: Objective, *, engines: int, urls: Sequence[str] = (), note: str = "") -> str:
