@@ -31,7 +31,7 @@ PATIENCE_S = 120.0
 ROUND_S = 30.0
 CROWD_SHARE = 0.08
 """Part of a round's time that the prompts of each crowd may take."""
-LEAST_MIXED_S = 3.0
+LEAST_MIXED_S = 1.5
 MIXED_LOADS = (0.5, 0.8)
 """Parts of the engine's apparent capacity at which the mixed probes arrive."""
 
