@@ -47,8 +47,8 @@ def start_gateway(tmp_path: Path) -> Iterator[StartGateway]:
     """Start gateways from configs; at the end each must stop with status 0 and without a traceback."""
     started: list[GatewayProcess] = []
 
-    def start(config: Mapping[str, Any], *, ready: bool = True) -> GatewayProcess:
-        gateway = GatewayProcess(config, tmp_path / f"gateway-{len(started)}", ready=ready)
+    def start(config: Mapping[str, Any], *, ready: bool = True, **how: Any) -> GatewayProcess:
+        gateway = GatewayProcess(config, tmp_path / f"gateway-{len(started)}", ready=ready, **how)
         started.append(gateway)
         return gateway
 

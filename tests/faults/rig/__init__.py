@@ -3,12 +3,14 @@
 from . import scripts
 from .backend import Call, FakeBackend, Script
 from .client import Answer, EndedShortError, Head, RawClient, ask, chat, marker
+from .crowd import Crowd
 from .gateway import GatewayProcess, config_for, key, serving
 from .waiting import eventually, in_parallel
 
 __all__ = [
     "Answer",
     "Call",
+    "Crowd",
     "EndedShortError",
     "FakeBackend",
     "GatewayProcess",

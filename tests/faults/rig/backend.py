@@ -309,6 +309,10 @@ class FakeBackend:
         """As a killed process: the port refuses and every connection is reset."""
         self._on_loop(self._die())
 
+    def soon(self, action: Callable[[], object]) -> None:
+        """Run this on the backend's thread, where its scripts run."""
+        self._loop.call_soon_threadsafe(action)
+
     def close_idle(self) -> None:
         """Close the connections on which no request is open."""
         self._on_loop(self._close_idle())

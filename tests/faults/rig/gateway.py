@@ -67,16 +67,28 @@ def key(name: str, **limits: float) -> dict[str, Any]:
 class GatewayProcess:
     """One gateway. Stopping it checks that it ends well: exit status 0 and no traceback."""
 
-    def __init__(self, config: Mapping[str, Any], folder: Path, *, ready: bool = True) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        folder: Path,
+        *,
+        ready: bool = True,
+        environment: Mapping[str, str] | None = None,
+        flags: Sequence[str] = ("--port", "0", "--admin-port", "0"),
+    ) -> None:
+        """`environment` is added to this process's own, from which every FOREBAY_ variable is taken out."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "forebay.toml").write_text(to_toml(config))
         self._stdout = folder / "stdout"
         self._stderr = folder / "stderr"
         command = [sys.executable, "-m", "forebay", "serve", "--config", str(folder / "forebay.toml")]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")} | {"PYTHONUNBUFFERED": "1"}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
             self.process = subprocess.Popen(
-                [*command, "--port", "0", "--admin-port", "0"], stdout=out, stderr=err, env=environment
+                [*command, *flags],
+                stdout=out,
+                stderr=err,
+                env=inherited | {"PYTHONUNBUFFERED": "1"} | dict(environment or {}),
             )
         try:
             self.port = int(self._line(LISTENING))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
-from .backend import Call, Script, early
+from .backend import Call, FakeBackend, Script, early
 
 Headers = Sequence[tuple[str, str]]
 
@@ -163,6 +163,21 @@ def deltas(count: int, text: str = "x") -> list[bytes]:
 
 
 silent: Script = steps(Do.HOLD)
+
+
+class Gate:
+    """A script that keeps every request until it is opened, and then does as `then` says."""
+
+    def __init__(self, then: Script) -> None:
+        self._then = then
+        self._opened = asyncio.Event()
+
+    async def __call__(self, call: Call) -> None:
+        await self._opened.wait()
+        await self._then(call)
+
+    def open(self, backend: FakeBackend) -> None:
+        backend.soon(self._opened.set)
 
 
 async def ordinary(call: Call) -> None:
