@@ -11,8 +11,9 @@ from forebay.advise import capacity as figures
 from forebay.advise.answers import Answers, check
 from forebay.advise.capacity import Capacity
 from forebay.advise.rules import LATER, Situation, exists, situation
+from forebay.advise.settings import SLOTS, Setting, guarded, settings
 from forebay.config.preset import PRESETS
-from forebay.config.schema import Concurrency, Config
+from forebay.config.schema import Config
 from forebay.core.model import Mode
 from forebay.engines.simulated.profiles import EncoderProfile, StepProfile
 
@@ -21,24 +22,6 @@ TPOT_MS = 50.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256
 """Lengths assumed when none are said; near those of conversations in the shipped traces."""
 OFFLINE_TPOT_MS = 200.0
-KV_SHARE = 0.9
-"""Of the KV cache that expected tokens may take: estimates of output are means, and the rest is for the long ones."""
-HELD_S = 30.0
-ANONYMOUS_SHARE = 2
-SLOTS = {"llama.cpp": 4, "ollama": 4, "embedded": 32}
-"""Sequences that these engines compute together by default."""
-
-Value = str | int | float | bool | tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One line of the config, and why it is there. `section` is the TOML header without brackets."""
-
-    section: str
-    name: str
-    value: Value
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +66,14 @@ def recommend(answers: Answers) -> Recommendation:
     if mode is Mode.HYBRID:
         encodes = answers.engine == "encoder"
         reasons.append(_batch_wait(ttft, numbers) if encodes else _wait_reason(ttft, capacity, numbers))
-    settings = list(_settings(answers, row, mode, capacity, ttft))
+    lines = list(settings(answers, row, mode, capacity, ttft))
     return Recommendation(
         mode=mode,
         preset=row.preset,
         reasons=tuple(reasons),
         cautions=tuple(_cautions(answers, mode, capacity, numbers)),
-        settings=tuple(settings),
-        later=tuple(_later(answers, row, mode, settings)),
+        settings=tuple(lines),
+        later=tuple(_later(answers, row, mode, lines)),
         capacity=capacity,
         assumed=tuple(assumed),
         figures=numbers,
@@ -178,75 +161,11 @@ def _batch_wait(ttft: float, numbers: dict[str, float]) -> str:
     )
 
 
-def _settings(
-    answers: Answers, row: Situation, mode: Mode, capacity: Capacity | None, ttft: float
-) -> Iterator[Setting]:
-    if answers.ttft_ms is not None:
-        yield Setting("slo", "ttft_ms", ttft, "What callers expect, in ms; the wait budget derives from it.")
-    yield Setting("admission", "preset", row.preset, "Defaults for this kind of use, beneath all that is set here.")
-    yield Setting("admission", "mode", mode.value, "What happens to a request that cannot start at once.")
-    if mode is Mode.BACKPRESSURE and row.preset != "offline":
-        why = "Longest that a request is held, in seconds; shorter than the callers' own time-outs."
-        yield Setting("queue", "deadline_s", HELD_S, why)
-    if mode is Mode.HYBRID and answers.engine == "encoder":
-        yield Setting("admission", "wait_budget_ms", ttft / 2, "Half of the objective; the batch takes the other half.")
-    yield from _anonymous(answers, row, capacity)
-    yield from _engine(answers, capacity)
-
-
-def _anonymous(answers: Answers, row: Situation, capacity: Capacity | None) -> Iterator[Setting]:
-    if row.preset == "b2b":
-        yield Setting("keys", "anonymous", False, "Who has no key has bought nothing.")
-    if row.preset != "public-api" or (answers.rate_per_s is None and capacity is None):
-        return
-    # The preset's allowance is of all callers without a key together: too little for a service. Above what the
-    # engines carry it is they who decide.
-    carried = capacity.rate_per_s if capacity is not None else 0.0
-    most = ANONYMOUS_SHARE * max(answers.rate_per_s or 0.0, carried)
-    why = f"Of all callers without a key together: {ANONYMOUS_SHARE} times the peak. Give callers keys to limit each."
-    yield Setting("limits.default", "requests_per_minute", ceil(60 * most), why)
-    if capacity is not None:
-        why = "Open at once, of all callers without a key together: the places, and as many who wait."
-        yield Setting("limits.default", "concurrency", ANONYMOUS_SHARE * capacity.places * answers.replicas, why)
-
-
-def _engine(answers: Answers, capacity: Capacity | None) -> Iterator[Setting]:
-    entry = "[engines]"
-    yield Setting(entry, "name", "engine", "Shown in metrics and logs.")
-    if answers.engine == "embedded":
-        yield Setting(entry, "kind", "embedded", "The bundled model, started by Forebay.")
-    else:
-        yield Setting(entry, "urls", answers.urls, "One base URL for each engine, without /v1.")
-    if answers.engine == "ollama":
-        yield Setting(entry, "probe", '{ path = "/" }', "Ollama has no /health.")
-    if answers.engine == "encoder":
-        size = capacity.places if capacity else Config().batching.max_size
-        why = "Batches are formed here and leave as soon as the engine is free: waiting for more raises no throughput."
-        yield Setting(entry, "batching", f'{{ kind = "dynamic", max_size = {size}, linger_ms = 0 }}', why)
-        yield Setting(entry, "concurrency", "{ limit = 1 }", "One batch at a time; the next forms meanwhile.")
-        return
-    if capacity is None:
-        why = "Requests in flight on one engine. A guess: say --gpu and --model for one that is reckoned."
-        if answers.engine in SLOTS:
-            why = "Requests in flight on one engine: as many as it has slots by default; raise both together."
-        limit = SLOTS.get(answers.engine, Concurrency().limit)
-        yield Setting(entry, "concurrency", f"{{ limit = {limit} }}", why)
-        return
-    bound = f"Requests in flight on one engine: the limit is {capacity.bound_by}."
-    if answers.costs_vary is not False and capacity.kv_tokens is not None:
-        tokens = int(KV_SHARE * capacity.kv_tokens)
-        why = f"{bound} Tokens: {100 * KV_SHARE:.0f} % of its KV cache, so that long requests count as such."
-        yield Setting(entry, "concurrency", f"{{ limit = {capacity.places}, tokens = {tokens} }}", why)
-    else:
-        yield Setting(entry, "concurrency", f"{{ limit = {capacity.places} }}", bound)
-
-
-def _later(answers: Answers, row: Situation, mode: Mode, settings: list[Setting]) -> Iterator[Later]:
-    has_tokens = any("tokens =" in str(setting.value) for setting in settings)
+def _later(answers: Answers, row: Situation, mode: Mode, lines: list[Setting]) -> Iterator[Later]:
+    # A guarded limit counts tokens by itself, and an encoder's requests are counted in batches.
+    counted = guarded(answers) or answers.engine == "encoder" or any("tokens =" in str(one.value) for one in lines)
     for name in row.later:
-        if (name == "hybrid" and mode is Mode.HYBRID) or (name == "tokens in flight" and has_tokens):
-            continue
-        if answers.engine == "encoder" and name in ("tokens in flight", "pace guard"):
+        if (name == "hybrid" and mode is Mode.HYBRID) or (name == "tokens in flight" and counted):
             continue
         one = LATER[name]
         yield Later(one.what, one.when, ".".join(one.path), exists(one.path))
@@ -275,11 +194,8 @@ def _cautions(answers: Answers, mode: Mode, capacity: Capacity | None, numbers: 
             yield f"The preset allows them {allowed} requests a minute together: say --rate for an allowance that fits."
     if answers.clients == "b2b" or answers.sells:
         yield "Nobody may call until the file has keys: see the commented example in it."
-    if answers.tpot_ms is not None and not exists(("slo", "tpot_ms")):
-        yield (
-            "The pace per token is kept by the concurrency limit alone: this version does not steer by it, so "
-            "choose the limit anew when the mix of requests changes."
-        )
+    if answers.tpot_ms is not None and not guarded(answers):
+        yield "The pace per token is kept by a fixed limit alone: choose it anew when the mix of requests changes."
     if capacity is not None and answers.engine in SLOTS:
         yield f"The figures are those of vLLM or TensorRT-LLM on that GPU; {answers.engine} reaches less."
     if answers.engine == "encoder":

@@ -39,14 +39,14 @@ SITUATIONS: dict[Clients, Situation] = {
         Mode.BACKPRESSURE,
         "Both ends are yours and the senders are known: making them wait costs nobody work, and they send no more "
         "than they can have open.",
-        ("tokens in flight", "hybrid", "shared limits"),
+        ("tokens in flight", "hybrid", "fair share", "shared limits"),
     ),
     "public": Situation(
         "public-api",
         Mode.ADMISSION,
         "Nobody bounds strangers, and their retries add to an overload: they get a place now, or a refusal with the "
         "time to come back.",
-        ("keys", "hybrid", "tokens in flight", "tuner"),
+        ("keys", "hybrid", "tokens in flight", "fair share"),
     ),
     "b2b": Situation(
         "b2b",
@@ -67,7 +67,7 @@ SITUATIONS: dict[Clients, Situation] = {
         Mode.HYBRID,
         "A person watches: a wait of some milliseconds fills the places that a burst leaves empty, a long one is worse "
         "than a refusal.",
-        ("tokens in flight", "tuner", "pace guard"),
+        ("tokens in flight", "hold back", "tuner"),
     ),
 }
 
@@ -143,15 +143,20 @@ LATER: dict[str, Addition] = {
         "a token envelope per key",
         "when customers send requests of different lengths: requests per minute would charge a long one as a short one",
     ),
+    "fair share": Addition(
+        ("admission", "fair_share"),
+        "a fair share for each key",
+        "when one caller's surge costs the others their places: a key that is ahead of its share is then refused first",
+    ),
+    "hold back": Addition(
+        ("classes", "hold_back"),
+        "priority classes, of which the lower ones leave places free",
+        "when some callers matter more than others",
+    ),
     "tuner": Addition(
         ("tuner",),
-        "a depth that is tuned while it runs",
-        "when the mix of requests changes during the day; until then set the concurrency limit for the mix you have",
-    ),
-    "pace guard": Addition(
-        ("slo", "tpot_ms"),
-        "a concurrency limit that is held to the pace per token",
-        "when the engine's batch, and not the queue, makes answers slow",
+        "a depth and wait budget that are tuned by what they gain",
+        "when the mix of requests changes during the day; until then the wait budget bounds whatever queues",
     ),
     "credits": Addition(
         ("keys", "store"),
@@ -177,7 +182,9 @@ def exists(path: ConfigPath) -> bool:
         held = next((bare(info.type) for info in fields(kind) if info.encode_name == name), None)
         if held is None:
             return False
-        kind = bare(get_args(held)[0]) if get_origin(held) is tuple else held
+        if get_origin(held) in (tuple, dict):  # entries of a list, or of a map by their names
+            held = bare(get_args(held)[0 if get_origin(held) is tuple else 1])
+        kind = held
     return True
 
 

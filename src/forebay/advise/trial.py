@@ -11,7 +11,8 @@ import msgspec
 
 from forebay.advise.answers import Answers
 from forebay.advise.document import config_file
-from forebay.advise.recommend import TPOT_MS, Recommendation, Setting, per_second, recommend
+from forebay.advise.recommend import TPOT_MS, Recommendation, per_second, recommend
+from forebay.advise.settings import Setting
 from forebay.core.model import Mode
 from forebay.report.results import RunResult
 from forebay.report.table import refused_share

@@ -60,7 +60,7 @@ def test_presets_begin_as_the_matrix_does() -> None:
 def test_what_is_promised_is_asked_of_the_schema() -> None:
     assert exists(("engines", "concurrency", "tokens"))
     assert exists(("keys", "static", "limits", "tokens_per_second"))
-    assert exists(("classes",))
+    assert exists(("classes", "hold_back"))
     assert not exists(("keys", "store")), "accepted without effect"
     assert not exists(("tuner",))
     assert not exists(("tuner", "anything"))
@@ -131,6 +131,23 @@ def test_a_budget_shorter_than_a_slot_is_told_as_it_will_be() -> None:
     assert few.figures["slots_in_budget"] < 3 <= many.figures["slots_in_budget"]
     assert few.figures["wait_budget_ms"] > 50
     assert many.figures["wait_budget_ms"] == 50
+
+
+def test_the_limit_finds_itself_where_there_is_a_pace_to_keep() -> None:
+    def concurrency(**said: Any) -> Any:
+        answers = Answers(**said)
+        return loads(config_file(answers, recommend(answers)), environment={}).config.engines[0].concurrency
+
+    chat = concurrency(clients="realtime", tpot_ms=30.0, **H100)
+    assert chat.kind == "guarded"
+    assert chat.kv_tokens is None, "vLLM tells it"
+    assert concurrency(clients="realtime", engine="other", **H100).kv_tokens == 435_000
+    assert concurrency(clients="public").kind == "guarded"
+    offline = concurrency(clients="offline", **H100)
+    assert (offline.kind, offline.tokens) == ("fixed", int(0.9 * 435_000))
+    assert concurrency(clients="offline", costs_vary=False, **H100).tokens is None
+    assert concurrency(clients="realtime", engine="llama.cpp").limit == 4
+    assert concurrency(clients="realtime", engine="encoder").limit == 1
 
 
 def test_an_encoder_gives_half_of_the_objective_to_the_batch_and_half_to_the_wait() -> None:
