@@ -10,8 +10,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from forebay.core.instant import Instant
+from forebay.core.instant import SECOND, Instant
 from forebay.core.outcome import Outcome, Reason
+
+
+OBEYED_NS = 60 * SECOND
+"""Every official library keeps to a time to come back of up to so long; with a longer one they do as they like."""
 
 
 class Mode(StrEnum):
@@ -97,6 +101,7 @@ class Request(msgspec.Struct, eq=False):
     flow: str = ""  # unit of fairness; empty means the key
     weight: float = 1.0  # of its flow among the others
     hold_back: float = 0.0  # share of the pool's places that it leaves to classes above it
+    obeys_ns: int = OBEYED_NS  # longest time to come back that the caller's library keeps to
 
 
 class EngineSignal(NamedTuple):
@@ -176,3 +181,4 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     limit: float = 0  # the limit that was met, in the reason's own unit
     actual: float = 0  # what was measured or asked against it
     unit: str = ""
+    obeyed: bool = True  # False: the caller's library would come back too early, in vain

@@ -246,7 +246,7 @@ class Pipeline:
     def _shed(self, request: Request, refusal: Refusal, pool: Pool, now: Instant) -> Refuse:
         self.offered += 1
         self.outcomes[Outcome.SHED] += 1
-        refusal = pool.timed(refusal, now)
+        refusal = pool.timed(refusal, request, now)
         predicted = int(refusal.actual * MILLISECOND) if refusal.reason is ShedReason.QUEUE_WAIT else 0
         self._observer.shed(request, refusal, predicted)
         return Refuse(request, refusal)
@@ -441,7 +441,7 @@ class Pipeline:
         if reason is EvictReason.EXPIRED:
             limit, waited = ticket.expires - ticket.arrived, ticket.queue_wait_ns
             refusal = Refusal(reason, retry, limit / MILLISECOND, waited / MILLISECOND, "ms of queue wait")
-        effects.append(Refuse(ticket.request, pool.timed(refusal, now), ticket))
+        effects.append(Refuse(ticket.request, pool.timed(refusal, ticket.request, now), ticket))
 
     def _leave_queue(self, ticket: Ticket, pool: Pool) -> None:
         pool.queue.remove(ticket)

@@ -28,10 +28,12 @@ from forebay.core.outcome import EvictReason, ShedReason
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.snapshot import EngineSnapshot, PoolSnapshot
 
-SHARED = frozenset({ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, EvictReason.EXPIRED, EvictReason.DISPLACED})
+SHARED = frozenset({
+    ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, ShedReason.KEY_SHARE, EvictReason.EXPIRED, EvictReason.DISPLACED
+})  # fmt: skip
 """Reasons that speak of shared capacity: the ladder says when to come back."""
 
-EXACT = frozenset({ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS, ShedReason.KEY_SHARE})
+EXACT = frozenset({ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS})
 """Reasons whose end is known."""
 
 LAST_CALL_NS = MILLISECOND
@@ -200,18 +202,32 @@ class Pool:
         last = self.queue.last()
         return last if last is not newcomer and self._may_go(last) else None
 
-    def timed(self, refusal: Refusal, now: Instant) -> Refusal:
+    def timed(self, refusal: Refusal, request: Request, now: Instant) -> Refusal:
         """The refusal with its time to come back, spread."""
         reason, retry = refusal.reason, refusal.retry_after_ns
         if retry is None:
             return refusal
         if reason in SHARED:
-            retry = self.ladder.next_ns(self.drain_rate(now), now)
+            retry = max(retry, self.come_back_ns(request, now))
         elif reason in EXACT:
             retry = self.ladder.exact_ns(retry)
         else:
             retry = self.ladder.spread_ns(retry)
-        return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit)
+        return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit, retry <= request.obeys_ns)
+
+    def come_back_ns(self, request: Request, now: Instant) -> int:
+        """When the ladder has a place for this caller."""
+        flow, part = "", 1.0
+        if self.fair is not None:
+            flow, part = request.flow or request.key, self.fair.part(request.weight)
+        return self.ladder.next_ns(
+            max(self.drain_rate(now), self.forecast.best_rate),
+            now,
+            usual_rate=self.forecast.usual_rate,
+            obeys_ns=request.obeys_ns,
+            flow=flow,
+            part=part,
+        )
 
     def snapshot(self, now: Instant) -> PoolSnapshot:
         """A frozen picture of its rooms."""

@@ -116,18 +116,20 @@ def error_body(dialect: Dialect, *, message: str, type: str, code: str | None, p
     return msgspec.json.encode(body)
 
 
-def retry_headers(retry_after_ns: int | None) -> bytes:
+def retry_headers(retry_after_ns: int | None, obeyed: bool | None = None) -> bytes:
     """retry-after in whole seconds, rounded up (never earlier than the load allows), and in milliseconds.
 
-    A time beyond what SDKs wait for is told all the same, with the word not to retry by themselves: they would come
-    back early, in vain.
+    A time beyond what the caller's library waits for is told all the same, with the word not to retry by itself: it
+    would come back early, in vain. `obeyed` is what is known of the library; None: as every official one does.
     """
     if retry_after_ns is None:
         return b"x-should-retry: false\r\n"
     seconds = max(1, -(-retry_after_ns // SECOND))
     millis = max(1, -(-retry_after_ns // MILLISECOND))
-    obeyed = b"true" if seconds <= RETRY_AFTER_OBEYED_S else b"false"
-    return b"retry-after: %d\r\nretry-after-ms: %d\r\nx-should-retry: %b\r\n" % (seconds, millis, obeyed)
+    if obeyed is None:
+        obeyed = seconds <= RETRY_AFTER_OBEYED_S
+    should = b"true" if obeyed else b"false"
+    return b"retry-after: %d\r\nretry-after-ms: %d\r\nx-should-retry: %b\r\n" % (seconds, millis, should)
 
 
 def go_duration(duration_ns: int) -> bytes:

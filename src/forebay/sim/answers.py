@@ -10,8 +10,6 @@ from forebay.core.outcome import EvictReason, FailReason, ShedReason
 from forebay.sim.fronts import ENGINE_REFUSED, UNREACHABLE
 from forebay.workload.retry import CONNECTION_ERROR
 
-OBEYED_S = 60
-
 SHARED_STATUS = 503
 """Status of refusals for shared capacity, which a configuration may map to another one."""
 
@@ -36,7 +34,7 @@ STATUS: dict[str, int] = {
 }
 
 
-def headers(retry_after_ns: int | None) -> dict[str, str]:
+def headers(retry_after_ns: int | None, obeyed: bool = True) -> dict[str, str]:
     """The headers of a refusal that speak of retries."""
     if retry_after_ns is None:
         return {"x-should-retry": "false"}
@@ -44,5 +42,5 @@ def headers(retry_after_ns: int | None) -> dict[str, str]:
     return {
         "retry-after": str(seconds),
         "retry-after-ms": str(max(1, -(-retry_after_ns // MILLISECOND))),
-        "x-should-retry": "true" if seconds <= OBEYED_S else "false",
+        "x-should-retry": "true" if obeyed else "false",
     }

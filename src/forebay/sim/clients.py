@@ -129,6 +129,8 @@ class Callers:
         )
         request.priority, request.priority_class, request.mode = entry.priority, entry.priority_class, entry.mode
         request.weight, request.hold_back = entry.weight, entry.hold_back
+        if isinstance(self._policy, SdkRetry):
+            request.obeys_ns = int(self._policy.honoured_up_to_s * SECOND)  # its name tells the gateway
         return request
 
     def _cap(self, call: Call) -> int | None:
@@ -158,7 +160,7 @@ class Callers:
         if status == SHARED_STATUS:
             status = self._shared_status
         outcome: OutcomeName = "evicted" if reason in EVICT_REASONS else "shed"
-        told = headers(refusal.retry_after_ns) if self._retrying else {}
+        told = headers(refusal.retry_after_ns, refusal.obeyed) if self._retrying else {}
         self._end_or_retry(call, outcome, reason, status, told)
 
     def broken(self, call: Call, reason: str, made: int) -> None:

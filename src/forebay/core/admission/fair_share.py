@@ -78,6 +78,10 @@ class FairShare:
         flow = self._flows.get(name)
         return self.clock if flow is None else max(self.clock, flow.finish)
 
+    def part(self, weight: float) -> float:
+        """The part of the pool that is due to a flow of this weight, beside those that are ahead of the clock."""
+        return weight / max(self._weights, weight)
+
     def reserve(self, places: int) -> int:
         """Places of so many that stay free for flows within their share."""
         return ceil(self.config.reserve * places) if places >= self.config.reserve_from else 0

@@ -21,6 +21,8 @@ from math import exp, sqrt
 from forebay.core.instant import MILLISECOND, SECOND, Instant
 
 RELEASES_KEPT = 4096
+USUAL_STEP_NS, USUAL_KEPT = 5 * SECOND, 0.95  # a time constant of about 100 s
+BEST_KEPT = 0.994  # half of it is forgotten in ten minutes
 CORRECTION_LEAST, CORRECTION_MOST = 0.2, 5.0  # one stall must not shut the queue for minutes
 
 
@@ -47,6 +49,12 @@ class WaitForecast:
         self.correction = 1.0
         self._releases: deque[Instant] = deque(maxlen=RELEASES_KEPT)
         self.service_ns = 0  # running mean of lease durations; 0 before the first one ended
+        self.usual_rate = 0.0
+        """Releases per second over minutes: what is served when nothing special happens."""
+        self.best_rate = 0.0
+        """The most releases per second of the last while: what the pool has shown that it can serve."""
+        self._counted = 0
+        self._counted_from: Instant = 0
         self._observed_at: Instant = 0
         self._faded_at: Instant = 0
 
@@ -56,6 +64,17 @@ class WaitForecast:
         held = now - opened
         mean = self.service_ns
         self.service_ns = mean + (held - mean) // 20 if mean else held
+        self._counted += 1
+        if now - self._counted_from > USUAL_STEP_NS:
+            self._count_usual(now)
+
+    def _count_usual(self, now: Instant) -> None:
+        rate = self._counted * SECOND / (now - self._counted_from) if self._counted_from else 0.0
+        # Work that a pause interrupted is counted over the pause too; after a long one little of the past is left.
+        steps = min(60, (now - self._counted_from) // USUAL_STEP_NS)
+        self.usual_rate += (1 - USUAL_KEPT**steps) * (rate - self.usual_rate) if self.usual_rate else rate
+        self.best_rate = max(rate, self.best_rate * BEST_KEPT**steps)
+        self._counted, self._counted_from = 0, now
 
     def drain_rate(self, in_flight: int, now: Instant) -> float:
         """Slot releases per second; 0.0 when nothing is known."""

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from forebay.config.build import KeyEntry
 from forebay.core.instant import MILLISECOND
-from forebay.core.model import ByteClass, Lease, Refusal, Request, Ticket, Usage
+from forebay.core.model import OBEYED_NS, ByteClass, Lease, Refusal, Request, Ticket, Usage
 from forebay.ingress.http.peek import BadRequest, Peek, peek, with_usage
 from forebay.ingress.http.relay import Relay
 from forebay.ingress.http.routes import Dialect, Route, kserve_model
 from forebay.ingress.http.site import Site
+from forebay.ingress.libraries import obeys_ns
 from forebay.ingress.status import REASON_PHRASES, TABLE, error_body, explain, go_duration, retry_headers
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ PRIORITY_MOST = 100
 # Headers that are read, and not passed on as they are.
 CONTENT_LENGTH, TRANSFER_ENCODING, AUTHORIZATION, API_KEY, HOST, EXPECT, REQUEST_ID, CONTENT_TYPE = range(8)
 CONTENT_ENCODING, DEADLINE_MS, PRIORITY, DROP, CONNECTION, FLOW, READ_TIMEOUT, UPGRADE = range(8, 16)
+USER_AGENT = 16
 KNOWN: dict[bytes, int] = {
     b"content-length": CONTENT_LENGTH,
     b"transfer-encoding": TRANSFER_ENCODING,
@@ -50,6 +52,7 @@ KNOWN: dict[bytes, int] = {
     b"trailer": DROP,
     b"upgrade": UPGRADE,
     b"accept-encoding": DROP,
+    b"user-agent": USER_AGENT,
 }
 
 RATE_LIMIT_LINES = {
@@ -103,6 +106,7 @@ class Inbound:
     _deadline_ms: int | None = None
     _priority: int | None = None
     _flow = ""
+    _obeys_ns = OBEYED_NS
 
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
@@ -153,6 +157,9 @@ class Inbound:
         elif known == READ_TIMEOUT:
             self._patience(_milliseconds(value))
             self.forward.append(b"x-stainless-read-timeout: %b\r\n" % value)
+        elif known == USER_AGENT:
+            self._obeys_ns = obeys_ns(value)
+            self.forward.append(b"user-agent: %b\r\n" % value)
         elif known == PRIORITY:
             if value.isdigit() and len(value) < 5:
                 self._priority = int(value)
@@ -240,6 +247,7 @@ class Inbound:
         self._deadline_ms = known._deadline_ms
         self._priority = known._priority
         self._flow = known._flow
+        self._obeys_ns = known._obeys_ns
         self.head_done = self.complete = True
         if size:  # a pattern has no body
             site = self.site
@@ -391,6 +399,7 @@ class Inbound:
             key.id + "/" + self._flow if self._flow else "",
             key.weight,
             key.hold_back,
+            self._obeys_ns,
         )
 
     def _pass_on(self, route: Route) -> None:
@@ -528,7 +537,7 @@ class Inbound:
         dialect = route.dialect if route is not None else Dialect.OPENAI
         body = error_body(dialect, message=explain(refusal), type=answer.type, code=answer.code)
         headers = b"content-type: application/json\r\nx-forebay-reason: %b\r\n" % reason.encode()
-        headers += retry_headers(refusal.retry_after_ns) + self.rate_limit_headers()
+        headers += retry_headers(refusal.retry_after_ns, refusal.obeyed) + self.rate_limit_headers()
         self._prepare(status, headers, body)
 
     def failed(self, reason: str, detail: str) -> None:

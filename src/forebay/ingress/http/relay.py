@@ -350,8 +350,8 @@ class Relay:
         if self._digest.retry_after is not None:
             return self._digest.retry_after * SECOND
         assert self.lease is not None
-        pool, now = self.lease.ticket.pool, self.inbound.site.clock()
-        wait_ns: int = pool.ladder.next_ns(pool.drain_rate(now), now)
+        ticket = self.lease.ticket
+        wait_ns: int = ticket.pool.come_back_ns(ticket.request, self.inbound.site.clock())
         return wait_ns
 
     def held_long_enough(self) -> None:
