@@ -206,7 +206,7 @@ class Alone(EventWorld):
         if case.status == 503 and lease.open:
             # The engine's own refusal is relayed with a place on the pool's ladder.
             pool = lease.ticket.pool
-            pool.ladder.next_ns(pool.drain_rate(self.now), self.now)
+            pool.come_back_ns(lease.ticket.request, self.now)
         self.report(case.end(lease))
 
     def abort(self, lease: Lease, world: EventWorld) -> None:

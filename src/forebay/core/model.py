@@ -13,7 +13,6 @@ import msgspec
 from forebay.core.instant import SECOND, Instant
 from forebay.core.outcome import Outcome, Reason
 
-
 OBEYED_NS = 60 * SECOND
 """Every official library keeps to a time to come back of up to so long; with a longer one they do as they like."""
 
@@ -97,7 +96,8 @@ class Request(msgspec.Struct, eq=False):
     priority: int = 0  # higher goes first
     priority_class: str = "default"
     mode: Mode | None = None  # None: the pool's own
-    deadline: Instant | None = None  # when the caller's patience ends
+    deadline: Instant | None = None  # when the whole answer is of no use any more
+    patience: Instant | None = None  # when the caller leaves if nothing of the answer has come
     flow: str = ""  # unit of fairness; empty means the key
     weight: float = 1.0  # of its flow among the others
     hold_back: float = 0.0  # share of the pool's places that it leaves to classes above it

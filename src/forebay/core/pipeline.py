@@ -104,8 +104,8 @@ class Pipeline:
         ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, budget)
         budget.charge(demand, now)
         turn = pool.turn(request)
-        if pool.fair is not None:
-            pool.fair.admitted(request.flow or key, request.weight, demand.work, now)
+        if (fair := pool.fair(request.priority)) is not None:
+            fair.admitted(request.flow or key, request.weight, demand.work, now)
         if verdict is None or not pool.single:
             return self._enqueue(ticket, pool, turn, now)
         return [Dispatch((self._dispatch(ticket, verdict, None, now),))]
@@ -135,8 +135,7 @@ class Pipeline:
         if isinstance(event, Finished):
             return self._finished(event, now)
         if isinstance(event, FirstToken):
-            event.lease.engine.began(event.lease, now)
-            return []
+            return self._began(event.lease, now)
         if isinstance(event, Failed):
             return self._failed(event, now)
         if isinstance(event, Undelivered):
@@ -223,9 +222,9 @@ class Pipeline:
         if waiting < pool.batcher.max_size and (not waiting or forming <= pool.batcher.max_tokens):
             engine = pool.room(forming, now)
         mode = request.mode or pool.mode
-        if pool.fair is not None and mode is not Mode.BACKPRESSURE:
-            excess_ns = pool.fair.excess_ns(request.flow or request.key, request.weight, now)
-            if excess_ns and (engine is None or waiting or pool.free(now) <= pool.fair.reserve(pool.places)):
+        if mode is not Mode.BACKPRESSURE and (fair := pool.fair(request.priority)) is not None:
+            excess_ns = fair.excess_ns(request.flow or request.key, request.weight, now)
+            if excess_ns and (engine is None or waiting or pool.free(now) <= fair.reserve(pool.places)):
                 return Refusal(ShedReason.KEY_SHARE, excess_ns)
         if engine is not None and not pool.held_back(request, now):
             return engine  # it leaves at once, or with the batch that is forming
@@ -233,7 +232,8 @@ class Pipeline:
             serving_from = pool.serving_from(now)
             if serving_from is None or serving_from > now:
                 return pool.away(serving_from, now)
-        refusal = pool.depth.check(request, demand, mode, waiting=waiting, tokens=queue.tokens, size=queue.bytes)
+        places = waiting - 1 if pool.makes_way(request, mode) else waiting
+        refusal = pool.depth.check(request, demand, mode, waiting=places, tokens=queue.tokens, size=queue.bytes)
         return refusal or pool.wait_verdict(request, mode, now)
 
     # ---- the changes -----------------------------------------------------------------------------------------
@@ -262,9 +262,9 @@ class Pipeline:
         else:
             hold = pool.config.hold_ns
         ticket.expires = now + hold
-        deadline = ticket.request.deadline
-        if deadline is not None and deadline < ticket.expires:
-            ticket.expires = deadline
+        for end in (ticket.request.deadline, ticket.request.patience):
+            if end is not None and end < ticket.expires:
+                ticket.expires = end
         pool.queue.push(ticket, turn)
         self.queued += 1
         effects: list[Effect] = [Queued(ticket)]
@@ -318,6 +318,17 @@ class Pipeline:
             tokens += more
             yield self._dispatch(head, engine, batch, now)
 
+    def _began(self, lease: Lease, now: Instant) -> list[Effect]:
+        if not lease.open:
+            return []
+        lease.engine.began(lease, now)
+        pool: Pool = lease.ticket.pool
+        pool.forecast.began(now - lease.opened)
+        effects: list[Effect] = []
+        if self.queued and lease.engine.limit.learns:
+            self._pump(pool, now, effects)  # its prompt stands in nobody's way any more
+        return effects
+
     def _finished(self, event: Finished, now: Instant) -> list[Effect]:
         lease = event.lease
         if not lease.open:
@@ -328,7 +339,7 @@ class Pipeline:
             lease.engine.health.succeeded()
         else:
             lease.engine.health.failed(now)
-        if lease.engine.limit.learns and event.healthy:
+        if lease.engine.limit.learns and event.healthy and usage is not None:
             lease.engine.answered(lease, usage, now)
         self._end_lease(lease, pool, now)
         if usage is not None and usage.exact:
@@ -465,9 +476,8 @@ class Pipeline:
         self.outcomes[outcome] += 1
         budget: KeyBudget = ticket.budget
         budget.settle(ticket.demand, 0 if usage is None else usage.input_tokens + usage.output_tokens, now)
-        pool: Pool = ticket.pool
-        if pool.fair is not None:
-            done = 0 if usage is None else usage.work
-            pool.fair.ended(ticket.request.flow or ticket.request.key, ticket.demand.work, done, now)
+        request = ticket.request
+        if (fair := ticket.pool.fair(request.priority)) is not None:
+            fair.ended(request.flow or request.key, ticket.demand.work, 0 if usage is None else usage.work, now)
         self._observer.closed(ticket)
         ticket.lease = None  # they refer to each other: broken here, ended requests need no garbage collector

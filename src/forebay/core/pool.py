@@ -72,7 +72,7 @@ class Pool:
         self.batcher = build_batcher(config.batching)
         self.engines = tuple(Engine(name, build_limit(config.limit, chance), config.health) for name in config.engines)
         self.single = self.batcher.max_size == 1
-        self.fair = None if config.fair is None else FairShare(config.fair)
+        self._fair: dict[int, FairShare] = {}  # by priority: classes share with their like
         self.learning = tuple(engine for engine in self.engines if engine.limit.learns)
 
     def room(self, tokens: int, now: Instant) -> Engine | None:
@@ -156,7 +156,7 @@ class Pool:
 
     def wait_verdict(self, request: Request, mode: Mode, now: Instant) -> Refusal | None:
         """Is the predicted wait within the wait budget, and within the caller's patience?"""
-        if mode is Mode.BACKPRESSURE and request.deadline is None:
+        if mode is Mode.BACKPRESSURE and request.deadline is None and request.patience is None:
             return None
         forecast = self.forecast
         forecast.decay(now)
@@ -166,6 +166,9 @@ class Pool:
         if request.deadline is not None:
             # Patience must outlast the wait and the work, or both are wasted.
             budget = min(budget, request.deadline - now - forecast.service_ns)
+        if request.patience is not None:
+            first_ns = forecast.first_ns if request.stream else forecast.service_ns
+            budget = min(budget, request.patience - now - first_ns)
         if predicted <= budget or (budget >= 0 and not predicted):
             return None
         if waiting and mode is Mode.HYBRID:
@@ -181,14 +184,29 @@ class Pool:
             "ms of predicted wait",
         )
 
+    def fair(self, priority: int) -> FairShare | None:
+        """The shares among the flows of one priority; None when nothing is kept of them."""
+        share = self._fair.get(priority)
+        if share is None and self.config.fair is not None:
+            share = self._fair[priority] = FairShare(self.config.fair)
+        return share
+
     def turn(self, request: Request) -> float | None:
         """Its tag by the fair share, which remembers longer than the queue; None: the queue's own counts."""
-        return None if self.fair is None else self.fair.tag(request.flow or request.key)
+        fair = self.fair(request.priority)
+        return None if fair is None else fair.tag(request.flow or request.key)
 
     @staticmethod
     def _may_go(ticket: Ticket) -> bool:
         """May it be displaced? What is held for its sender is not dropped, nor what was given back by an engine."""
         return ticket.mode is Mode.HYBRID and not ticket.redispatched
+
+    def makes_way(self, request: Request, mode: Mode) -> bool:
+        """Is the queue as long as it may be, and the last in turn one who makes way for this request?"""
+        queue = self.queue
+        if mode is not Mode.HYBRID or not queue or len(queue) != self.depth.config.depth_limit:
+            return False
+        return queue.ahead_of(request, self.turn(request)) < len(queue) and self._may_go(queue.last())
 
     def displaced(self, newcomer: Ticket, now: Instant) -> Ticket | None:
         """Who has to make way, now that the newcomer waits: the last in turn, if the queue is longer than its budget
@@ -218,8 +236,8 @@ class Pool:
     def come_back_ns(self, request: Request, now: Instant) -> int:
         """When the ladder has a place for this caller."""
         flow, part = "", 1.0
-        if self.fair is not None:
-            flow, part = request.flow or request.key, self.fair.part(request.weight)
+        if (fair := self.fair(request.priority)) is not None:
+            flow, part = request.flow or request.key, fair.part(request.weight)
         return self.ladder.next_ns(
             max(self.drain_rate(now), self.forecast.best_rate),
             now,

@@ -8,7 +8,7 @@ from random import Random
 from zlib import crc32
 
 from forebay.config.build import KeyEntry
-from forebay.core.instant import SECOND
+from forebay.core.instant import MILLISECOND, SECOND
 from forebay.core.model import Refusal, Request
 from forebay.report.records import EVICT_REASONS, OutcomeName
 from forebay.sim.answers import SHARED_STATUS, STATUS, headers
@@ -61,10 +61,10 @@ class Callers:
         self._policy = client_model(clients.retry, clients.patience_s)
         self._retrying = not isinstance(self._policy, NoRetry)
         self._patience_ns = None if clients.patience_s is None else int(clients.patience_s * SECOND)
-        told = [] if clients.deadline_ms is None else [clients.deadline_ms / 1000]
+        self._deadline_ns = None if clients.deadline_ms is None else clients.deadline_ms * MILLISECOND
+        self._read_ns: int | None = None  # what an SDK waits for the first byte of an answer
         if isinstance(self._policy, SdkRetry):
-            told.append(self._policy.read_timeout_s)  # SDKs send it with every attempt
-        self._deadline_ns = int(min(told) * SECOND) if told else None
+            self._read_ns = int(self._policy.read_timeout_s * SECOND)  # SDKs tell it with every attempt
         self._shared_status = SHARED_STATUS
 
     def begin(self) -> None:
@@ -126,6 +126,7 @@ class Callers:
             generates=self._generates,
             stream=self._clients.stream and self._generates,
             deadline=deadline,
+            patience=None if self._read_ns is None else self._world.now + self._read_ns,
         )
         request.priority, request.priority_class, request.mode = entry.priority, entry.priority_class, entry.mode
         request.weight, request.hold_back = entry.weight, entry.hold_back

@@ -33,7 +33,9 @@ def test_who_is_ahead_waits_for_exactly_as_long_as_the_clock_needs() -> None:
     share = FairShare(FairShareConfig(burst_s=1.0, rate_window_s=5.0, run_ahead_s=1000.0))
     share.admitted("b", 1.0, 100, 0)
     share.admitted("a", 1.0, 5000, 0)
-    share.ended("b", 0, 5000, 0)  # 5000 done for b: 1000 per second over the window of 5 s, and the clock at 2500
+    share.ended("b", 0, 5000, 0)
+    share._rate_since = -3600 * SECOND  # as if it had been at work for long
+    # 5000 done for b: 1000 per second over the window of 5 s, and the clock at 2500
     # a is 2500 ahead; its share of 1000/s beside b is 500/s: a second of that is its due, the rest takes 4 s.
     assert share.clock == 2500
     assert share.excess_ns("a", 1.0, 0) == 4 * SECOND

@@ -230,11 +230,11 @@ def test_envoy_probes_again_after_five_windows_at_the_least() -> None:
 
 def test_guarded_grows_while_felt_and_far_from_the_objective() -> None:
     limit = Guarded(GuardedConfig(initial=100))
-    streaming(limit, 100, 22.5)  # half of the aim of 45 ms: the plain step
-    assert limit.requests == 106
+    streaming(limit, 100, 47 / 2)  # half of the aim of 47 ms: four such steps would double the window
+    assert limit.requests == int(100 * 2**0.25)
     limit = Guarded(GuardedConfig(initial=100))
-    streaming(limit, 100, 36)  # 0.8 of it: two fifths of the step
-    assert limit.requests == int(100 + 0.06 * 100 * 0.4)
+    streaming(limit, 100, 5)
+    assert limit.requests == 125, "no faster than a quarter at a time"
 
 
 def test_guarded_does_not_grow_unfelt() -> None:
@@ -248,12 +248,12 @@ def test_guarded_does_not_grow_unfelt() -> None:
 def test_guarded_goes_down_at_once_in_proportion_and_from_what_was_in_flight() -> None:
     limit = Guarded(GuardedConfig(initial=100))
     streaming(limit, 100, 50)
-    assert limit.requests == 90  # 45 / 50
-    streaming(limit, 90, 1000)
-    assert limit.requests == 76  # no faster than 0.85
+    assert limit.requests == 94  # 47 / 50
+    streaming(limit, 94, 1000)
+    assert limit.requests == 79  # no faster than 0.85
     limit = Guarded(GuardedConfig(initial=100))
-    streaming(limit, 40, 46)
-    assert limit.requests == int(40 * 45 / 46), "the gap was made by 40 streams, not by the 100 that were allowed"
+    streaming(limit, 40, 48)
+    assert limit.requests == int(40 * 47 / 48), "the gap was made by 40 streams, not by the 100 that were allowed"
 
 
 def test_guarded_looks_at_the_last_few_views_together() -> None:
@@ -321,9 +321,9 @@ def test_guarded_bounds_the_prompts_ahead() -> None:
     limit = Guarded(GuardedConfig(ttft_ns=SECOND))
     assert limit.prefill_tokens == UNBOUNDED, "nothing is known yet"
     limit.viewed(view(prefilled=2500, prefilling=4000), 0)  # 10,000 tokens/s
-    assert limit.prefill_tokens == 3500
+    assert limit.prefill_tokens == 4500
     limit.viewed(view(prefilled=5, prefilling=0), 0)
-    assert limit.prefill_tokens == 3500, "nothing waited: the rate says nothing about the engine"
+    assert limit.prefill_tokens == 4500, "nothing waited: the rate says nothing about the engine"
 
 
 def test_each_kind_is_built_from_its_config() -> None:

@@ -46,10 +46,11 @@ def test_statuses_are_those_of_the_data_port(reason: str) -> None:
     assert STATUS[reason] == TABLE[reason].status
 
 
+@pytest.mark.parametrize("obeyed", [True, False])
 @pytest.mark.parametrize("retry_after_ns", [None, 0, 1, SECOND, SECOND + 1, 17 * SECOND + 3, 60 * SECOND, 61 * SECOND])
-def test_headers_are_those_of_the_data_port(retry_after_ns: int | None) -> None:
-    lines = retry_headers(retry_after_ns).decode().splitlines()
-    assert headers(retry_after_ns) == dict(line.split(": ") for line in lines)
+def test_headers_are_those_of_the_data_port(retry_after_ns: int | None, obeyed: bool) -> None:
+    lines = retry_headers(retry_after_ns, obeyed).decode().splitlines()
+    assert headers(retry_after_ns, obeyed) == dict(line.split(": ") for line in lines)
 
 
 def test_one_who_does_not_retry_takes_the_first_answer() -> None:

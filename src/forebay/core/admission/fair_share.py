@@ -55,6 +55,7 @@ class FairShare:
         self._ahead: list[tuple[float, str]] = []
         self._rate = 0.0  # completed work per second
         self._rate_at: Instant = 0
+        self._rate_since: Instant = 0  # when the first work was completed
 
     def __len__(self) -> int:
         """Flows that are ahead of the clock."""
@@ -66,7 +67,7 @@ class FairShare:
         if flow is None or len(self._flows) == 1:
             return 0
         ahead = flow.finish - self.clock
-        rate = self._rate_now(now)
+        rate = self._fair_rate(now)
         if rate <= 0.0:
             return SECOND  # nothing was completed yet: no share is known, and this flow has its first
         total = max(self._weights, weight)
@@ -112,6 +113,8 @@ class FairShare:
         if done > 0.0:
             total = self._weights or 1.0
             self.clock += done / total
+            if self._rate_now(now) <= 0.0:
+                self._rate_since = now
             self._rate = self._rate_now(now) + done / self.config.rate_window_s
         if flow is not None:
             flow.finish += (done - charged) / flow.weight
@@ -122,6 +125,12 @@ class FairShare:
             self._rate *= exp(-(now - self._rate_at) / SECOND / self.config.rate_window_s)
             self._rate_at = now
         return self._rate
+
+    def _fair_rate(self, now: Instant) -> float:
+        """The rate, corrected for the time before the first completed work, which the average takes for idle."""
+        window_s = self.config.rate_window_s
+        seen_s = max((now - self._rate_since) / SECOND, 0.1 * window_s)
+        return self._rate_now(now) / (1.0 - exp(-seen_s / window_s))
 
     def _catch_up(self) -> None:
         """Let go of flows that the clock has passed. A flow stands in the heap under a tag that may be outdated."""

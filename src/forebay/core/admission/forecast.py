@@ -49,6 +49,7 @@ class WaitForecast:
         self.correction = 1.0
         self._releases: deque[Instant] = deque(maxlen=RELEASES_KEPT)
         self.service_ns = 0  # running mean of lease durations; 0 before the first one ended
+        self.first_ns = 0  # running mean of the time to the first token of a lease; 0 before the first one
         self.usual_rate = 0.0
         """Releases per second over minutes: what is served when nothing special happens."""
         self.best_rate = 0.0
@@ -67,6 +68,11 @@ class WaitForecast:
         self._counted += 1
         if now - self._counted_from > USUAL_STEP_NS:
             self._count_usual(now)
+
+    def began(self, took_ns: int) -> None:
+        """The first token of a lease came."""
+        mean = self.first_ns
+        self.first_ns = mean + (took_ns - mean) // 20 if mean else took_ns
 
     def _count_usual(self, now: Instant) -> None:
         rate = self._counted * SECOND / (now - self._counted_from) if self._counted_from else 0.0

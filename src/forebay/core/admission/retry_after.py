@@ -28,7 +28,7 @@ class RetryConfig:
     least_ns: int = SECOND
     spread: float = 0.25
     margin_ns: int = 5 * SECOND  # that a promise stays below what the caller's library keeps to
-    hopeless_ns: int = 150 * SECOND  # told to those who get no place; no library waits this long by itself
+    beyond_ns: int = 60 * SECOND  # those who get no place are told a time up to so much beyond what is kept to
     probe_interval_ns: int = SECOND  # after which an engine that is away may be back
 
 
@@ -62,7 +62,7 @@ class RetryLadder:
         at = max(self._next.get(flow, 0), now) + rung
         wait = max(config.least_ns, at - now)
         if wait * (1 + config.spread) > obeys_ns - config.margin_ns:
-            return config.hopeless_ns + self._spread(config.hopeless_ns)
+            return obeys_ns + SECOND + int(config.beyond_ns * self._chance.random())
         if flow not in self._next and len(self._next) >= FLOWS_MAX:
             self._next = {name: then for name, then in self._next.items() if then > now}
         if flow in self._next or len(self._next) < FLOWS_MAX:

@@ -34,11 +34,11 @@ class GuardedConfig:
     least: int = 2
     most: int = 1024
     interval_ns: int = 250 * MILLISECOND
-    tpot_share: float = 0.9  # of the objective is aimed at
+    tpot_share: float = 0.94  # of the objective is aimed at
     kv_share: float = 0.92
-    prefill_share: float = 0.35  # of the first-token objective may pass before a new prompt's turn
+    prefill_share: float = 0.45  # of the first-token objective may pass before a new prompt's turn
     down_most: float = 0.85
-    up_share: float = 0.06  # growth per view at half of the aim; twice that far below it
+    up_most: float = 1.25  # per view
     memory: float = 0.75  # share of what was seen that is kept from one view to the next
     tokens_min: int = 16  # fewer say nothing yet
     signal_ns: int = 3 * SECOND  # what the engine says of itself is not known any more after this long
@@ -112,7 +112,9 @@ class Guarded:
             # What made the gap is what was in flight, not what was allowed.
             self._limit = min(self._limit, max(view.in_flight_most, 1.0)) * max(config.down_most, aim_ns / gap_ns)
         elif gap_ns < aim_ns and self._may_grow(now) and (view.waiting or view.in_flight_most >= 0.9 * self._limit):
-            self._limit += max(1.0, config.up_share * self._limit * 2.0 * (1.0 - gap_ns / aim_ns))
+            # The gap grows no faster than the window (it is a constant and a part in proportion), so a window larger by
+            # aim / gap still keeps the aim. That step is spread over the views that it takes to see what it did.
+            self._limit += max(1.0, self._limit * (min(config.up_most, (aim_ns / gap_ns) ** (1 - config.memory)) - 1.0))
         self._limit = max(config.least, min(config.most, self._limit))
         self.requests = int(self._limit)
 

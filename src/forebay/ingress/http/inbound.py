@@ -104,6 +104,7 @@ class Inbound:
     _auth_conflict = False
     _has_host = False
     _deadline_ms: int | None = None
+    _patience_ms: int | None = None
     _priority: int | None = None
     _flow = ""
     _obeys_ns = OBEYED_NS
@@ -153,9 +154,9 @@ class Inbound:
         elif known == CONNECTION:
             self.nominated = value.lower()
         elif known == DEADLINE_MS:
-            self._patience(int(value) if value.isdigit() and len(value) < 10 else None)
+            self._deadline_ms = int(value) if value.isdigit() and len(value) < 10 else None
         elif known == READ_TIMEOUT:
-            self._patience(_milliseconds(value))
+            self._patience_ms = _milliseconds(value)
             self.forward.append(b"x-stainless-read-timeout: %b\r\n" % value)
         elif known == USER_AGENT:
             self._obeys_ns = obeys_ns(value)
@@ -165,10 +166,6 @@ class Inbound:
                 self._priority = int(value)
         elif known == FLOW:
             self._flow = value[:REQUEST_ID_MAX].decode("latin-1")
-
-    def _patience(self, milliseconds: int | None) -> None:
-        if milliseconds is not None and (self._deadline_ms is None or milliseconds < self._deadline_ms):
-            self._deadline_ms = milliseconds
 
     def _credential(self, known: int, value: bytes) -> None:
         secret = value
@@ -245,6 +242,7 @@ class Inbound:
         self.forward = known.forward
         self._secret = known._secret
         self._deadline_ms = known._deadline_ms
+        self._patience_ms = known._patience_ms
         self._priority = known._priority
         self._flow = known._flow
         self._obeys_ns = known._obeys_ns
@@ -377,7 +375,7 @@ class Inbound:
     def _request(self, route: Route, seen: Peek, size: int, model: str) -> Request:
         key = self.key
         assert key is not None
-        deadline = self._deadline_ms
+        deadline, patience = self._deadline_ms, self._patience_ms
         # By position: this is made for every request.
         return Request(
             key.id,
@@ -396,6 +394,7 @@ class Inbound:
             key.priority_class,
             key.mode or route.mode,
             None if deadline is None else self.site.clock() + deadline * MILLISECOND,
+            None if patience is None else self.site.clock() + patience * MILLISECOND,
             key.id + "/" + self._flow if self._flow else "",
             key.weight,
             key.hold_back,
