@@ -92,6 +92,8 @@ def test_a_plan_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> Non
         ([*ASKED, "--price", "l4"], "--price l4: use GPU=USD"),
         ([*ASKED, "--prices", "/nowhere.csv"], "/nowhere.csv: cannot be read as prices"),
         ([*ASKED, "--max-gpus", "0"], "--max-gpus 0"),
+        ([*ASKED, "--rate", "90000", "--window-min", "60"], "shorten --window-min"),
+        ([*TRAFFIC, "--model", "bert-base/seq128", "--tpot-ms", "5"], "answers at once"),
         ([*ASKED, "--window-min", "nan"], "--window-min nan"),
         ([*ASKED, "--fresh", "--state", "x"], "give one of the two"),
         ([*ASKED, "--html", "/proc/x/p.html"], "/proc/x/p.html: cannot be written"),

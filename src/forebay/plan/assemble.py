@@ -160,10 +160,12 @@ def _assumptions(question: Question, findings: Findings) -> list[str]:
 def _config(question: Question, findings: Findings) -> str:
     answer, candidate = findings.answer, findings.candidate
     profile = candidate.profile
+    month = f"{answer.cost.per_month:,.0f} USD a month at {candidate.price.usd_per_hour:g} per GPU and hour"
     lines = [
         f"Made by `forebay plan` for {question.traffic.figures.name}.",
         f"Objective: {question.objective}.",
         f"{answer.engines} engines of {candidate.name}, calibrated as {profile.name}.",
+        f"{month}; prices as of {as_of(question.candidates)}.",
         f"Simulated: {100 * answer.window.attainment:.2f} % in time, {100 * answer.window.shed:.2f} % refused.",
         "Put the addresses of your engines in below.",
     ]
