@@ -159,8 +159,8 @@ def snippets() -> list[Row]:
             "snippet": "HybridInferenceGate, request 4 behind 1, 2, 3",
             "result": f"its caller gets the results of {mixed}",
         },
-        {"snippet": "Go handler, channel of 8, 20 calls, no worker", "result": str(calls)},
-        {"snippet": "Go handler, the same with a worker", "result": str(worked)},
+        {"snippet": "Go handler, channel of 8, 20 calls, no worker", "result": calls},
+        {"snippet": "Go handler, the same with a worker", "result": worked},
     ]
 
 
