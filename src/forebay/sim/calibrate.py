@@ -23,7 +23,7 @@ from forebay.errors import UsageError
 from forebay.report.records import RequestRecord
 from forebay.report.statistics import percentile
 from forebay.sim.replay import Offer, Step, replay
-from forebay.sim.squares import Matrix, gram, inverse_diagonal, solve_nonnegative
+from forebay.sim.squares import Matrix, gram, solve_nonnegative, standard_error
 
 COLUMNS = ("c0", "roofline", "e", "seq", "kv", "att", "front", "front_token")
 ROOFLINE = COLUMNS.index("roofline")
@@ -346,7 +346,7 @@ class _Table:
         residuals = [y.seen_ms - f for y, f in zip(self.rows, self.fitted(shape), strict=True)]
         variance = _dot([w * r for w, r in zip(weights, residuals, strict=True)], residuals)
         variance /= max(1, len(self.rows) - len(COLUMNS))
-        errors = [_error(products, shape.values, index, variance) for index in range(len(COLUMNS))]
+        errors = [standard_error(products, shape.values, index, variance) for index in range(len(COLUMNS))]
         found: list[Coefficient] = []
         for name, value, error in zip(COLUMNS, shape.values, errors, strict=True):
             if name != "roofline":
@@ -370,15 +370,6 @@ class _Table:
         return straight > KNEE_GAIN * _dot([w * r for w, r in zip(weights, residuals, strict=True)], residuals)
 
 
-def _error(products: Matrix, values: Sequence[float], index: int, variance: float) -> float:
-    """Standard error of one column beside those that are in use; inf when they explain it already."""
-    used = [i for i, value in enumerate(values) if value > 0 or i == index]
-    if products[index][index] <= 0:
-        return math.inf
-    diagonal = inverse_diagonal([[products[i][j] for j in used] for i in used])
-    return math.inf if diagonal is None else math.sqrt(variance * diagonal[used.index(index)])
-
-
 def _coefficient(name: str, value: float, error: float) -> Coefficient:
     known = value > 0 and error <= MOST_ERROR * value
     return Coefficient(name, value, error, known, "" if known else WANTS[name])
@@ -387,23 +378,29 @@ def _coefficient(name: str, value: float, error: float) -> Coefficient:
 def _with(like: StepProfile, shape: _Shape) -> StepProfile:
     by_name = dict(zip(COLUMNS, shape.values, strict=True))
     slope = by_name["roofline"]
-    bare = replace(
-        like,
-        c0=by_name["c0"],
-        w=slope * shape.knee,
-        r=slope,
-        p=shape.sharpness or 2.0,
-        e=by_name["e"],
-        seq=by_name["seq"],
-        kv=by_name["kv"],
-        att=by_name["att"],
+    return rates(
+        replace(
+            like,
+            c0=by_name["c0"],
+            w=slope * shape.knee,
+            r=slope,
+            p=shape.sharpness or 2.0,
+            e=by_name["e"],
+            seq=by_name["seq"],
+            kv=by_name["kv"],
+            att=by_name["att"],
+        )
     )
-    batches = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256) if size <= like.max_num_seqs]
-    prompts = [size for size in (128, 512, 1024, 2048, 4096, 8192) if size <= like.max_num_batched_tokens]
+
+
+def rates(profile: StepProfile) -> StepProfile:
+    """The profile with the rates that its coefficients give."""
+    batches = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256) if size <= profile.max_num_seqs]
+    prompts = [size for size in (128, 512, 1024, 2048, 4096, 8192) if size <= profile.max_num_batched_tokens]
     return replace(
-        bare,
-        decode_tokens_per_s={n: n / bare.step_ms(n, n, 1024 * n, 0.0) * 1e3 for n in batches},
-        prefill_tokens_per_s={n: n / bare.step_ms(n, 1, 0, n * n / 2) * 1e3 for n in prompts},
+        profile,
+        decode_tokens_per_s={n: n / profile.step_ms(n, n, 1024 * n, 0.0) * 1e3 for n in batches},
+        prefill_tokens_per_s={n: n / profile.step_ms(n, 1, 0, n * n / 2) * 1e3 for n in prompts},
     )
 
 
@@ -420,19 +417,20 @@ def _residuals(table: _Table, front: FrontEnd) -> Residuals:
     first, rest = sorted(off[True]), sorted(off[False])
     return Residuals(
         requests=len(first),
-        ttft_p50=percentile(first, 0.5) or 0.0,
-        ttft_p90=percentile(first, 0.9) or 0.0,
-        tpot_p50=percentile(rest, 0.5) or 0.0,
-        tpot_p90=percentile(rest, 0.9) or 0.0,
+        ttft_p50=percentile(first, 0.5),
+        ttft_p90=percentile(first, 0.9),
+        tpot_p50=percentile(rest, 0.5),
+        tpot_p90=percentile(rest, 0.9),
     )
 
 
 def _confidence(residuals: Residuals, coefficients: Sequence[Coefficient]) -> str:
     """high, medium or low, by what the fit leaves unexplained."""
     unknown = [one.name for one in coefficients if not one.known]
-    if residuals.tpot_p50 <= 0.03 and residuals.ttft_p50 <= 0.08:
+    first, rest = residuals.ttft_p50 or 0.0, residuals.tpot_p50 or 0.0
+    if rest <= 0.03 and first <= 0.08:
         level = "high"
-    elif residuals.tpot_p50 <= 0.08 and residuals.ttft_p50 <= 0.2:
+    elif rest <= 0.08 and first <= 0.2:
         level = "medium"
     else:
         level = "low"

@@ -43,13 +43,16 @@ class Coefficient:
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """Observed against replayed with the fitted profile: absolute relative errors over requests, as shares of 1."""
+    """Observed against replayed with the fitted profile: absolute relative errors over requests, as shares of 1.
+
+    None: there was nothing to compare. From counters alone, `tpot` is of mean step times and there are no requests.
+    """
 
     requests: int
-    ttft_p50: float
-    ttft_p90: float
-    tpot_p50: float
-    tpot_p90: float
+    ttft_p50: float | None
+    ttft_p90: float | None
+    tpot_p50: float | None
+    tpot_p90: float | None
 
 
 class Fitted(msgspec.Struct, kw_only=True):
