@@ -210,8 +210,14 @@ def _blank(name: str, model: str, limits: EngineLimits) -> StepProfile:
         model=model,
         engine="calibrated",
         confidence="",
-        **dict.fromkeys(("c0", "w", "r", "e", "seq", "kv", "att"), 0.0),
+        c0=0.0,
+        w=0.0,
+        r=0.0,
         p=2.0,
+        e=0.0,
+        seq=0.0,
+        kv=0.0,
+        att=0.0,
         kv_tokens=limits.kv_tokens,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -245,6 +251,9 @@ def _print(console: Console, content: Fitted) -> None:
         error = "" if one.name == "p" else f"{one.error:.3g}" if one.error >= 0 else "unbounded"
         table.add_row(one.name, f"{one.value:.4g}", error, unit, what, one.wants)
     console.print(table)
+    if content.profile.curve:
+        points = ", ".join(f"{tokens:g}: {ms:.3g}" for tokens, ms in content.profile.curve)
+        console.print(f"A free curve fits better than c0, w, r, p and e. Milliseconds by tokens in a step: {points}.")
     left = content.residuals
     if left.ttft_p50 is None:
         console.print(
