@@ -19,14 +19,15 @@ Span = tuple[float, float, float]
 
 
 def trace(path: Path, spans: Iterable[Span], *, seed: int = 1, prompt: int = 256, output: int = 32) -> str:
-    """A trace file of Poisson arrivals at a rate for each span; returns its path."""
+    """A trace file of Poisson arrivals at a rate for each span, which may overlap; returns its path."""
     chance = Random(f"{seed}/arrivals")
-    rows = ["arrival_s,prompt_tokens,output_tokens"]
+    moments = []
     for start, end, rate in spans:
         at = start
         while (at := at + chance.expovariate(rate)) < end:
-            rows.append(f"{at:.6f},{prompt},{output}")
-    path.write_text("\n".join(rows))
+            moments.append(at)
+    rows = [f"{at:.6f},{prompt},{output}" for at in sorted(moments)]
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]))
     return str(path)
 
 
