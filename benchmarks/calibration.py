@@ -22,7 +22,7 @@ import click
 
 from benchmarks import environment
 from benchmarks.calibration_engines import ENGINES, Engine
-from benchmarks.calibration_judge import CONFIGS, Config, Kept, Verdict, capacity, judge, print_verdicts
+from benchmarks.calibration_judge import CONFIGS, Config, Kept, Verdict, calibrate, capacity, judge, print_verdicts
 from benchmarks.peers import ROOT
 from forebay.load.attack import Plan, attack
 from forebay.load.observe import first_model
@@ -30,6 +30,7 @@ from forebay.load.probing import probe_engine
 from forebay.load.target import Target
 from forebay.load.workload import Workload
 from forebay.report.records import PhaseBounds, RequestRecord, RunHeader
+from forebay.sim.calibrate import Calibration
 
 FIRST_PROBING_S: Final = 45.0
 PROBING_S: Final = 20.0
@@ -77,12 +78,14 @@ def _measure(engine: Engine, configs: list[Config], scale: float, keep: Path | N
         try:
             session = Session(engine, target, Path(scratch))
             kept = session.kept
+            first: Calibration | None = None
             for number, config in enumerate(configs):
                 _say(f"{engine.name}: probing")
                 session.calibrate(scale * (PROBING_S if number else FIRST_PROBING_S))
+                first = first or calibrate(kept, kept.probes)
                 rate = kept.rates.get(config.base)
                 if rate is None:
-                    rate = kept.rates[config.base] = config.load * capacity(kept, config)
+                    rate = kept.rates[config.base] = config.load * capacity(first, kept.limits, config)
                 _say(f"{config.name}: {config.count} requests at {rate:.2f} per second")
                 kept.loads.append((config, session.load(config.shortened(scale), rate)))
                 if keep is not None:

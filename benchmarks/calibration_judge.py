@@ -86,8 +86,8 @@ CONFIGS: Final = {
         Config("vllm, short, load 0.4", 0.4, *SHORT_V, 300, seed=22),
         Config("vllm, short, load 0.9", 0.9, *SHORT_V, 350, seed=23),
         Config("vllm, short, load 1.2", 1.2, *SHORT_V, 350, seed=24),
-        Config("vllm, long prompts, load 0.7", 0.7, *LONG_V, 250, seed=25),
-        Config("vllm, long answers, load 0.7", 0.7, *TALK_V, 300, seed=26),
+        Config("vllm, long prompts, load 0.7", 0.7, *LONG_V, 200, seed=25),
+        Config("vllm, long answers, load 0.7", 0.7, *TALK_V, 250, seed=26),
         Config("vllm, short, bursts, load 0.6", 0.6, *SHORT_V, 300, bursty=True, seed=27),
         Config("vllm, short, load 0.7 again", 0.7, *SHORT_V, 300, seed=21),
     ],
@@ -180,12 +180,11 @@ def calibrate(kept: Kept, probings: Sequence[Sequence[list[RequestRecord]]]) -> 
     return fit(runs, kept.limits, blank(kept.engine, kept.limits))
 
 
-def capacity(kept: Kept, config: Config) -> float:
-    """Requests per second that the engine as calibrated so far serves of this configuration, its queue never empty."""
-    calibration = calibrate(kept, kept.probes)
+def capacity(calibration: Calibration, limits: EngineLimits, config: Config) -> float:
+    """Requests per second that the calibrated engine serves of this configuration, its queue never empty."""
     many = config.shortened(1.0).arrivals(1.0)
     offers = [Offer(0, one.prompt_tokens or 1, one.output_tokens or 1) for one in many]
-    timings, _ = replay(calibration.profile, kept.limits, FrontEnd(), offers)
+    timings, _ = replay(calibration.profile, limits, FrontEnd(), offers)
     # The last ones leave the batch emptier than it ever is under load.
     ends = sorted(timing.done_ns for timing in timings)
     most = int(0.9 * len(ends))
