@@ -42,12 +42,14 @@ class Sizing:
     """What a built-in policy needs to know of an engine: requests in flight, and the gateway's batch (1: none).
 
     `in_flight` counts batches where the gateway makes them. `kv_tokens`: the size of its cache, for the guarded limit.
+    `wait_budget_ms`: what an encoder's objective leaves beside the batch; None is the default.
     """
 
     in_flight: int
     batch: int = 1
     linger_ms: float = 0.0
     kv_tokens: int | None = None
+    wait_budget_ms: float | None = None
 
 
 def sizing(
@@ -67,8 +69,10 @@ def sizing(
         derived = profile.max_num_seqs if bound is None else max(1, round(bound.batch))
         return Sizing(in_flight or derived, kv_tokens=kv_tokens or profile.kv_tokens)
     most = max_batch or ENCODER_MAX_BATCH
-    batch = min(most, PLAIN_BATCH) if latency_ms is None else _encoder_batch(profile, most, latency_ms * BATCH_SHARE)
-    return Sizing(in_flight or 1, batch)
+    if latency_ms is None:
+        return Sizing(in_flight or 1, min(most, PLAIN_BATCH))
+    batch_ms = latency_ms * BATCH_SHARE
+    return Sizing(in_flight or 1, _encoder_batch(profile, most, batch_ms), wait_budget_ms=latency_ms - batch_ms)
 
 
 def _encoder_batch(profile: EncoderProfile, most: int, within_ms: float) -> int:
@@ -111,8 +115,9 @@ def config_text(
     objective = {"ttft_ms": slo_ms, "tpot_ms": tpot_ms}
     lines = ["[slo]", *(f"{name} = {toml(value)}" for name, value in objective.items() if value is not None)]
     lines += ["[admission]", f"mode = {toml(mode)}"]
-    if wait_budget_ms is not None:
-        lines.append(f"wait_budget_ms = {toml(wait_budget_ms)}")
+    budget = size.wait_budget_ms if wait_budget_ms is None else wait_budget_ms
+    if budget is not None:
+        lines.append(f"wait_budget_ms = {toml(budget)}")
     queue = {"depth_limit": depth_limit, "deadline_s": deadline_s}
     if any(value is not None for value in queue.values()):
         lines += ["[queue]", *(f"{name} = {toml(value)}" for name, value in queue.items() if value is not None)]

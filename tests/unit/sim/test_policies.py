@@ -47,6 +47,7 @@ def test_encoders_get_the_batch_that_leaves_time_for_the_one_before() -> None:
     size = sizing(ENCODER, None, latency_ms=30.0)
     assert ENCODER.batch_ms(size.batch) <= 30.0 * BATCH_SHARE < ENCODER.batch_ms(size.batch + 1)
     assert size.in_flight == 1
+    assert size.wait_budget_ms == pytest.approx(30.0 * (1 - BATCH_SHARE))
     batching = loads(config_text("hybrid", size), name="text", environment={}).config.engines[0].batching
     assert batching is not None
     assert batching.max_size == size.batch
