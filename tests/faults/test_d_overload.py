@@ -215,6 +215,47 @@ def test_d16_two_minutes(backend: FakeBackend, start_gateway: StartGateway) -> N
     _every_request_gets_an_answer(gateways, backend, 50, 120)
 
 
+# ---- D-10: shares -------------------------------------------------------------------------------------------------
+
+CLASSES = """
+[admission]
+fair_share = true
+[classes.gold]
+weight = 3
+[classes.basic]
+weight = 1
+[keys]
+anonymous = false
+[[keys.static]]
+id = "a"
+secret = "sk-a"
+class = "gold"
+[[keys.static]]
+id = "b"
+secret = "sk-b"
+class = "basic"
+"""
+
+
+def test_d10_the_share_of_a_class_is_configured(tmp_path: Path) -> None:
+    """D-10 for 60 s: where classes are to share, they get weights and not priorities. Three parts and one of what is
+    completed, with both asking for twice all of it; nobody waits for ever."""
+    fixed = 'kind = "fixed"\nlimit = 16'
+    full = worlds.capacity(tmp_path / "full.csv", concurrency=fixed, seats=16)
+    load = worlds.trace(tmp_path / "load.csv", [(0, 60, 2 * full), (0, 60, 2 * full)], keys=["a", "b"])
+    run = worlds.simulation(load, concurrency=fixed, sections=CLASSES, seats=16)
+    run.run()
+    records = run.records
+    done = Counter(
+        records.keys[records.key[row]]
+        for row in range(len(records))
+        if records.outcome[row] == COMPLETED and records.done_ns[row] > 10 * SECOND
+    )
+    assert done["a"] / done["b"] == pytest.approx(3, rel=0.2)
+    assert done.total() >= 0.9 * full * 50
+    assert all(records.done_ns[row] - records.intended_ns[row] < 5 * SECOND for row in range(len(records)))
+
+
 # ---- D-13: estimates ----------------------------------------------------------------------------------------------
 
 

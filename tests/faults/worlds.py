@@ -18,16 +18,19 @@ Span = tuple[float, float, float]
 """From, to (seconds), arrivals per second."""
 
 
-def trace(path: Path, spans: Iterable[Span], *, seed: int = 1, prompt: int = 256, output: int = 32) -> str:
-    """A trace file of Poisson arrivals at a rate for each span, which may overlap; returns its path."""
+def trace(
+    path: Path, spans: Iterable[Span], *, seed: int = 1, prompt: int = 256, output: int = 32, keys: Sequence[str] = ()
+) -> str:
+    """A trace file of Poisson arrivals at a rate for each span, which may overlap; returns its path. `keys`: whose
+    requests those of each span are."""
     chance = Random(f"{seed}/arrivals")
     moments = []
-    for start, end, rate in spans:
+    for number, (start, end, rate) in enumerate(spans):
         at = start
         while (at := at + chance.expovariate(rate)) < end:
-            moments.append(at)
-    rows = [f"{at:.6f},{prompt},{output}" for at in sorted(moments)]
-    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]))
+            moments.append((at, keys[number] if keys else ""))
+    rows = [f"{at:.6f},{prompt},{output},{key}" for at, key in sorted(moments)]
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,key_id", *rows]))
     return str(path)
 
 
