@@ -11,6 +11,7 @@ import asyncio
 import json
 import shlex
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -137,10 +138,10 @@ def snippets() -> list[Row]:
             gate.complete()
     tokens = code.TokenGate()
     passed = sum(tokens.admit(4000) == 200 for _ in range(3600))
-    hybrid = code.HybridGate(queue=code.deque(range(20)))
+    hybrid = code.HybridGate(queue=deque(range(20)))
     before = hybrid.tokens.available
     answers = [hybrid.process(100, 4000) for _ in range(5)]
-    mixed = code.HybridGate(queue=code.deque([1, 2, 3])).process(4, 400)
+    mixed = code.HybridGate(queue=deque([1, 2, 3])).process(4, 400)
     calls = asyncio.run(code.channel_calls(20, 8, 0, 0.002))
     worked = asyncio.run(code.channel_calls(20, 8, 1, 0.002))
     return [
@@ -159,8 +160,8 @@ def snippets() -> list[Row]:
             "snippet": "HybridInferenceGate, request 4 behind 1, 2, 3",
             "result": f"its caller gets the results of {mixed}",
         },
-        {"snippet": "Go handler, channel of 8, 20 calls, no worker", "result": str(calls)},
-        {"snippet": "Go handler, the same with a worker", "result": str(worked)},
+        {"snippet": "Go handler, channel of 8, 20 calls, no worker", "result": calls},
+        {"snippet": "Go handler, the same with a worker", "result": worked},
     ]
 
 

@@ -45,14 +45,18 @@ def config(
     depth: int | None = None,
     deadline_s: float = 30,
     batching: str | None = None,
+    kind: str = "fixed",
+    fair_share: bool = False,
     more: str = "",
 ) -> str:
     """A normal configuration; what is None keeps its default."""
-    bound = f"{{ limit = {limit} }}" if tokens is None else f"{{ limit = {limit}, tokens = {tokens} }}"
+    weighed = "" if tokens is None else f", tokens = {tokens}"
+    bound = f'{{ kind = "{kind}", limit = {limit}{weighed} }}'
     lines = [
         f"[slo]\nttft_ms = {ttft_ms}",
         f'[admission]\nmode = "{mode}"',
         *([f"wait_budget_ms = {wait_budget_ms}"] if wait_budget_ms is not None else []),
+        *(["fair_share = true"] if fair_share else []),
         f"[queue]\ndeadline_s = {deadline_s}",
         *([f"depth_limit = {depth}"] if depth is not None else []),
         f'[[engines]]\nname = "e"\nurls = ["http://127.0.0.1:8000"]\nconcurrency = {bound}',
@@ -281,8 +285,13 @@ def engine_limits() -> list[Row]:
         "max_num_batched_tokens 2,048": EngineSpec(profile=H100_8B, max_num_batched_tokens=2048),
     }
     rows = [row(name, simulate(name, None, spec, load, tpot_ms=50.0)) for name, spec in specs.items()]
-    gated = simulate("hybrid", config("hybrid", limit=150), EngineSpec(profile=H100_8B), load, tpot_ms=50.0)
-    return [*rows, row("hybrid, 150 places", gated)]
+    gates = {
+        "hybrid, 150 places": config("hybrid", limit=150),
+        "hybrid, guarded": config("hybrid", kind="guarded"),
+    }
+    for name, text in gates.items():
+        rows.append(row(name, simulate(name, text, EngineSpec(profile=H100_8B), load, tpot_ms=50.0)))
+    return rows
 
 
 def token_admission() -> list[Row]:
@@ -412,11 +421,15 @@ def bad_client() -> list[Row]:
         for number in range(10)
     )
     with _written(lines) as path:
-        for name, more in {"no limits": "", "an envelope of a fifth of the capacity each": keys}.items():
+        for name, text in {
+            "no limits": config("hybrid", limit=150),
+            "an envelope of a fifth of the capacity each": config("hybrid", limit=150, more=keys),
+            "a fair share, no envelopes": config("hybrid", limit=150, fair_share=True),
+        }.items():
             made = Scenario(
                 name=name,
                 policy=name,
-                config=config("hybrid", limit=150, more=more),
+                config=text,
                 engines=EngineSpec(profile=H100_8B),
                 workload=WorkloadSpec(trace=str(path)),
                 clients=LEAVES,

@@ -20,9 +20,19 @@ from typing import Any, Final
 
 import click
 
-from benchmarks import environment
+from benchmarks import environment, tables
 from benchmarks.calibration_engines import ENGINES, Engine
-from benchmarks.calibration_judge import CONFIGS, Config, Kept, Verdict, capacity, judge, print_verdicts
+from benchmarks.calibration_judge import (
+    CONFIGS,
+    Config,
+    Kept,
+    Verdict,
+    calibrate,
+    capacity,
+    judge,
+    markdown,
+    print_verdicts,
+)
 from benchmarks.peers import ROOT
 from forebay.load.attack import Plan, attack
 from forebay.load.observe import first_model
@@ -30,6 +40,7 @@ from forebay.load.probing import probe_engine
 from forebay.load.target import Target
 from forebay.load.workload import Workload
 from forebay.report.records import PhaseBounds, RequestRecord, RunHeader
+from forebay.sim.calibrate import Calibration
 
 FIRST_PROBING_S: Final = 45.0
 PROBING_S: Final = 20.0
@@ -44,11 +55,11 @@ def _say(text: str) -> None:
 class Session:
     """An engine that runs, and what was measured of it so far."""
 
-    def __init__(self, engine: Engine, target: Target, folder: Path) -> None:
+    def __init__(self, engine: Engine, target: Target, folder: Path, load_before: float) -> None:
         self._engine, self._target, self._folder = engine, target, folder
         self._workload = Workload(route="completions", model=first_model(target))
         self._seed = 1
-        self.kept = Kept(engine=engine.name, limits=engine.limits)
+        self.kept = Kept(engine.name, engine.limits, environment.describe(load_before))
 
     def calibrate(self, seconds: float) -> None:
         """A probing run; its probes join those before."""
@@ -72,17 +83,20 @@ class Session:
 
 
 def _measure(engine: Engine, configs: list[Config], scale: float, keep: Path | None) -> Kept:
+    load_before = environment.load_average()
     with tempfile.TemporaryDirectory(prefix="forebay-calibration-") as scratch:
         process, target = engine.start(Path(scratch), _say)
         try:
-            session = Session(engine, target, Path(scratch))
+            session = Session(engine, target, Path(scratch), load_before)
             kept = session.kept
+            first: Calibration | None = None
             for number, config in enumerate(configs):
                 _say(f"{engine.name}: probing")
                 session.calibrate(scale * (PROBING_S if number else FIRST_PROBING_S))
+                first = first or calibrate(kept, kept.probes)
                 rate = kept.rates.get(config.base)
                 if rate is None:
-                    rate = kept.rates[config.base] = config.load * capacity(kept, config)
+                    rate = kept.rates[config.base] = config.load * capacity(first, kept.limits, config)
                 _say(f"{config.name}: {config.count} requests at {rate:.2f} per second")
                 kept.loads.append((config, session.load(config.shortened(scale), rate)))
                 if keep is not None:
@@ -101,6 +115,7 @@ def _measure(engine: Engine, configs: list[Config], scale: float, keep: Path | N
 @click.option("--scale", type=click.FloatRange(0.01, 1), default=1.0, help="Shorter loads and probes, to look.")
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False), help="Write what was measured here.")
 @click.option("--again", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Judge what is kept here.")
+@click.option("--publish", is_flag=True, help="Write results and page of a run that was not a whole one, too.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Where the results go.")
 def main(
     names: tuple[str, ...],
@@ -108,11 +123,12 @@ def main(
     scale: float,
     keep: Path | None,
     again: Path | None,
+    publish: bool,
     json_path: Path | None,
 ) -> None:
     """Simulated against measured, on real engines."""
-    load_before = environment.load_average()
     verdicts: list[Verdict] = []
+    measured: dict[str, Any] = {}
     for name in names or tuple(ENGINES):
         if again is not None:
             kept = Kept.read(again / f"{name}.json")
@@ -121,18 +137,22 @@ def main(
             if keep is not None:
                 keep.mkdir(parents=True, exist_ok=True)
             kept = _measure(ENGINES[name], configs, scale, keep)
+        measured = measured or kept.environment
         found = judge(kept)
         print_verdicts(found)
         verdicts += found
     content: dict[str, Any] = {
-        "environment": environment.describe(load_before),
+        "environment": measured,
         "command": shlex.join(["python", "-m", "benchmarks.calibration", *sys.argv[1:]]),
         "verdicts": [verdict.as_row() for verdict in verdicts],
     }
-    path = json_path
-    if path is None and scale == 1.0 and not names and not only and again is None:
-        path = RESULTS / f"calibration-{datetime.now(UTC):%Y-%m-%d}.json"
-    if path is not None:
+    paths = [json_path] if json_path is not None else []
+    if publish or (scale == 1.0 and not names and not only and again is None):
+        page = ROOT / "docs" / "calibration.md"
+        page.write_text(tables.replace_section(page.read_text(), "calibration", markdown(content, verdicts)))
+        click.echo(f"written: {page}")
+        paths.append(RESULTS / f"calibration-{datetime.now(UTC):%Y-%m-%d}.json")
+    for path in paths:
         path.write_text(json.dumps(content, indent=1) + "\n")
         click.echo(f"written: {path}")
 

@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import tables
 from forebay.engines.simulated.fitted import FrontEnd, write_fitted
 from forebay.engines.simulated.model import EngineLimits
 from forebay.engines.simulated.profiles import StepProfile
@@ -86,8 +87,8 @@ CONFIGS: Final = {
         Config("vllm, short, load 0.4", 0.4, *SHORT_V, 300, seed=22),
         Config("vllm, short, load 0.9", 0.9, *SHORT_V, 350, seed=23),
         Config("vllm, short, load 1.2", 1.2, *SHORT_V, 350, seed=24),
-        Config("vllm, long prompts, load 0.7", 0.7, *LONG_V, 250, seed=25),
-        Config("vllm, long answers, load 0.7", 0.7, *TALK_V, 300, seed=26),
+        Config("vllm, long prompts, load 0.7", 0.7, *LONG_V, 200, seed=25),
+        Config("vllm, long answers, load 0.7", 0.7, *TALK_V, 250, seed=26),
         Config("vllm, short, bursts, load 0.6", 0.6, *SHORT_V, 300, bursty=True, seed=27),
         Config("vllm, short, load 0.7 again", 0.7, *SHORT_V, 300, seed=21),
     ],
@@ -99,6 +100,7 @@ class Kept(msgspec.Struct):
 
     engine: str
     limits: EngineLimits
+    environment: dict[str, Any]
     probes: list[list[list[RequestRecord]]] = []
     loads: list[tuple[Config, list[RequestRecord]]] = []
     rates: dict[str, float] = {}
@@ -180,12 +182,11 @@ def calibrate(kept: Kept, probings: Sequence[Sequence[list[RequestRecord]]]) -> 
     return fit(runs, kept.limits, blank(kept.engine, kept.limits))
 
 
-def capacity(kept: Kept, config: Config) -> float:
-    """Requests per second that the engine as calibrated so far serves of this configuration, its queue never empty."""
-    calibration = calibrate(kept, kept.probes)
+def capacity(calibration: Calibration, limits: EngineLimits, config: Config) -> float:
+    """Requests per second that the calibrated engine serves of this configuration, its queue never empty."""
     many = config.shortened(1.0).arrivals(1.0)
     offers = [Offer(0, one.prompt_tokens or 1, one.output_tokens or 1) for one in many]
-    timings, _ = replay(calibration.profile, kept.limits, FrontEnd(), offers)
+    timings, _ = replay(calibration.profile, limits, FrontEnd(), offers)
     # The last ones leave the batch emptier than it ever is under load.
     ends = sorted(timing.done_ns for timing in timings)
     most = int(0.9 * len(ends))
@@ -278,31 +279,70 @@ def _yardstick_s(calibration: Calibration, limits: EngineLimits) -> float:
     return max(timing.done_ns for timing in timings) / 1e9
 
 
-def print_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """A table for people: simulated / measured, with the error."""
-    table = Table("configuration", "n", "req/s", "speed", "TTFT p50 ms", "TTFT p99 ms", "TPOT ms", "tokens/s", "")
-    for one in verdicts:
-        cells = [
-            f"{asdict(one.simulated)[name]:.0f} / {asdict(one.measured)[name]:.0f} ({one.errors()[name]:+.1%})"
-            for name in ("ttft_p50", "ttft_p99")
-        ]
-        cells += [
-            f"{asdict(one.simulated)[name]:.1f} / {asdict(one.measured)[name]:.1f} ({one.errors()[name]:+.1%})"
-            for name in ("tpot_mean", "tokens_per_s")
-        ]
-        table.add_row(
-            one.config.name,
-            f"{one.requests}",
-            f"{one.rate:.2f}",
-            f"{one.speed:.3f}",
-            *cells,
-            "pass" if one.passed else "MISS",
-        )
-    Console(width=170).print(table)
+HEAD: Final = ("configuration", "requests", "per s", "speed", "TTFT p50 ms", "TTFT p99 ms", "TPOT ms", "tokens/s", "")
+
+
+def cells(one: Verdict) -> list[str]:
+    """A verdict's row of the table: simulated / measured (error)."""
+    mine, real, errors = asdict(one.simulated), asdict(one.measured), one.errors()
+    pairs = [
+        f"{mine[name]:.{digits}f} / {real[name]:.{digits}f} ({errors[name]:+.1%})"
+        for name, digits in (("ttft_p50", 0), ("ttft_p99", 0), ("tpot_mean", 1), ("tokens_per_s", 1))
+    ]
+    verdict = "pass" if one.passed else "miss"
+    return [one.config.name, f"{one.requests}", f"{one.rate:.2f}", f"{one.speed:.3f}", *pairs, verdict]
+
+
+def repeated(verdicts: Sequence[Verdict]) -> list[str]:
+    """How far an engine is from itself, for what was measured twice."""
     by_name = {one.config.name: one for one in verdicts}
+    lines = []
     for name, one in by_name.items():
         again = by_name.get(name + REPEATED)
         if again is not None:
             first, second = asdict(one.measured), asdict(again.measured)
-            apart = ", ".join(f"{key} {second[key] / first[key] - 1.0:+.1%}" for key in first)
-            Console(width=170).print(f"{name}: measured again, the engine is from itself: {apart}")
+            apart = {key: f"{second[key] / first[key] - 1.0:+.1%}" for key in first}
+            lines.append(
+                f"{name}, measured again: TTFT p50 {apart['ttft_p50']}, p99 {apart['ttft_p99']}, "
+                f"TPOT {apart['tpot_mean']}, tokens/s {apart['tokens_per_s']}."
+            )
+    return lines
+
+
+def print_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """For people."""
+    table = Table(*HEAD)
+    for one in verdicts:
+        table.add_row(*cells(one))
+    console = Console(width=170)
+    console.print(table)
+    for line in repeated(verdicts):
+        console.print(line)
+
+
+def markdown(content: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
+    """The generated section of `docs/calibration.md`."""
+    env = content["environment"]
+    dirty = " with changes not yet committed" if env["dirty"] else ""
+    passed = sum(one.passed for one in verdicts)
+    worst = {name: max(abs(one.errors()[name]) for one in verdicts) for name in verdicts[0].errors()}
+    place = f"{env['machine']}, {env['cpus']} cores, {env['system']}, Python {env['python']}"
+    where = (
+        f"Measured {env['at']} at commit `{env['commit']}`{dirty} on {place}, by `{content['command']}`. "
+        f"Load average before: {env['load_before']:g}."
+    )
+    outcome = (
+        f"{passed} of {len(verdicts)} within the goal. Largest errors: TTFT p99 {worst['ttft_p99']:.1%}, "
+        f"TTFT p50 {worst['ttft_p50']:.1%}, TPOT {worst['tpot_mean']:.1%}, throughput {worst['tokens_per_s']:.1%}. "
+        "`speed` is the engine's by the probes just before, over its first ones: 1 on a machine that keeps its own."
+    )
+    lines = [
+        where,
+        "",
+        outcome,
+        "",
+        *tables.table(HEAD, map(cells, verdicts)),
+        "",
+        *(f"- {line}" for line in repeated(verdicts)),
+    ]
+    return "\n".join(lines)

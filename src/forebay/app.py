@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import random
 import signal
@@ -56,6 +57,7 @@ class App:
         self.admin_url = ""
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._leaving = False
         self._stack = AsyncExitStack()
         self._server: asyncio.Server | None = None
 
@@ -98,8 +100,12 @@ class App:
         (self._hurry if self._stopping.is_set() else self._stopping).set()
 
     async def _drain(self) -> None:
-        """Admit nothing more; let what was admitted end; then end it."""
+        """Serve on for as long as others take to hear of it; then admit nothing more, let what was admitted end, and
+        end it."""
         site, pipeline, timeout_s = self.site, self.pipeline, self.config.server.drain_timeout_s
+        self._leaving = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), self.config.server.drain_delay_s)
         site.draining = True
         self.gateway.drain()
         for connection in list(site.connections):
@@ -142,7 +148,7 @@ class App:
 
     def ready(self) -> bool:
         """Would a request be admitted now, were there room?"""
-        return not self.site.draining and any(pool.up for pool in self.pipeline.pools)
+        return not self._leaving and any(pool.up for pool in self.pipeline.pools)
 
     # ---- parts -----------------------------------------------------------------------------------------------
 

@@ -144,7 +144,7 @@ def test_d02_the_deadline_fires_while_the_slot_is_taken(backend: FakeBackend, st
     assert len(backend.calls) == 1
 
 
-ROUNDS, LANES, DEADLINE_S = 300, 20, 0.2
+ROUNDS, LANES, DEADLINE_S = 300, 30, 0.2
 
 
 def test_d03_a_slot_that_frees_with_the_deadline(backend: FakeBackend, start_gateway: StartGateway) -> None:

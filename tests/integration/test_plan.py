@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from forebay.cli import main
+
 FOREBAY = [sys.executable, "-c", "from forebay.cli import main; main()"]
 TRAFFIC = ["--rate", "2", "--prompt-tokens", "300-900", "--output-tokens", "~40/1", "--window-min", "0.2"]
 ASKED = [*TRAFFIC, "--model", "llama-3.1-8b", "--gpu", "l4", "--gpu", "l40s", "--ttft-ms", "1500", "--tpot-ms", "150"]
@@ -92,16 +94,24 @@ def test_a_plan_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> Non
         ([*ASKED, "--price", "l4"], "--price l4: use GPU=USD"),
         ([*ASKED, "--prices", "/nowhere.csv"], "/nowhere.csv: cannot be read as prices"),
         ([*ASKED, "--max-gpus", "0"], "--max-gpus 0"),
+        ([*ASKED, "--rate", "90000", "--window-min", "60"], "shorten --window-min"),
+        ([*TRAFFIC, "--model", "bert-base/seq128", "--tpot-ms", "5"], "answers at once"),
         ([*ASKED, "--window-min", "nan"], "--window-min nan"),
         ([*ASKED, "--fresh", "--state", "x"], "give one of the two"),
         ([*ASKED, "--html", "/proc/x/p.html"], "/proc/x/p.html: cannot be written"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_two(arguments: list[str], says: str) -> None:
-    done = plan(*arguments, status=2)
-    assert says in done.stderr
-    assert done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_a_mistake_is_one_line_and_status_two(
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["forebay", "plan", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert says in err
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
 
 
 def test_a_broken_trace_is_named_with_its_line(tmp_path: Path) -> None:

@@ -172,3 +172,33 @@ def _told(arguments: tuple[str, ...], folder: Path) -> str:
 def test_profiles_and_traces_are_listed() -> None:
     assert H100 in sim("--list-profiles").stdout
     assert "azure_llm_2023_code" in sim("--list-traces").stdout
+
+
+def test_a_worker_that_is_killed_is_no_hang_and_no_traceback(tmp_path: Path) -> None:
+    """As when memory runs out."""
+    import multiprocessing
+
+    from forebay.errors import ForebayError
+    from forebay.sim.policies import Sizing, config_text
+    from forebay.sim.scenario import EngineSpec, Scenario, WorkloadSpec
+    from forebay.sim.sweep import sweep
+
+    scenarios = [
+        Scenario(
+            name=f"seed {seed}",
+            policy="hybrid",
+            config=config_text("hybrid", Sizing(64)),
+            engines=EngineSpec(profile=ENCODER, joins=True),
+            workload=WorkloadSpec(rate=1000.0, duration_s=1.0, prompt_tokens="128", output_tokens="1"),
+            seed=seed,
+        )
+        for seed in range(6)
+    ]
+
+    def kill(*_: object) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    with pytest.raises(ForebayError, match=r"was killed: too little memory\?.*\(status -9\)"):
+        sweep(scenarios, processes=2, resume_dir=tmp_path, progress=kill)
+    assert 1 <= len(list(tmp_path.glob("*.json"))) < 6

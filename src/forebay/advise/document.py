@@ -22,7 +22,7 @@ def config_file(answers: Answers, advice: Recommendation) -> str:
     for setting in advice.settings:
         if setting.section != section:
             section = setting.section
-            lines += ["", f"[{section}]"]
+            lines += ["", "[[engines]]" if section == "engines" else f"[{section}]"]
         inline = isinstance(setting.value, str) and setting.value.startswith("{")
         lines += [*_comment(setting.why), f"{setting.name} = {setting.value if inline else toml(setting.value)}"]
     if advice.preset in ("b2b", "public-api"):

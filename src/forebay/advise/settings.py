@@ -24,7 +24,7 @@ Value = str | int | float | bool | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line of the config, and why it is there. `section` is the TOML header without brackets."""
+    """One line of the config, and why it is there. `section` is its table."""
 
     section: str
     name: str
@@ -69,7 +69,7 @@ def _anonymous(answers: Answers, row: Situation, capacity: Capacity | None) -> I
 
 
 def _engine(answers: Answers, capacity: Capacity | None) -> Iterator[Setting]:
-    entry = "[engines]"
+    entry = "engines"
     yield Setting(entry, "name", "engine", "Shown in metrics and logs.")
     if answers.engine == "embedded":
         yield Setting(entry, "kind", "embedded", "The bundled model, started by Forebay.")

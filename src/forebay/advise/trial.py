@@ -185,8 +185,11 @@ def verdict(runs: list[RunResult], *, nothing_lost: bool) -> str:
             f"within {100 * ALIKE:.0f} % of the best, and {shed}."
         )
     more = f"{100 * (best.goodput_per_s / advised.goodput_per_s - 1):+.0f} %" if advised.goodput_per_s else "all"
+    bounded = (
+        " The senders of the trace do not slow down, as bounded ones do." if advised.mode == "backpressure" else ""
+    )
     return (
         f"Here {best.mode} has more completions in time, {best.goodput_per_s:.2f} per second against "
         f"{advised.goodput_per_s:.2f} of {advised.mode} ({more}), which {shed}: consider it, unless the reasons above "
-        "weigh more."
+        f"weigh more.{bounded}"
     )

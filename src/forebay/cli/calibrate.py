@@ -15,20 +15,27 @@ if TYPE_CHECKING:
 
     from forebay.engines.simulated.fitted import Fitted
     from forebay.engines.simulated.model import EngineLimits
+    from forebay.engines.simulated.profiles import StepProfile
     from forebay.load.told import Told
     from forebay.report.records import RequestRecord
+    from forebay.sim.calibrate import Calibration
 
 COUNT = click.IntRange(1)
 VLLM_BATCHED_TOKENS = 2048
 """What vLLM's server takes on most GPUs (8,192 on those of 70 GiB and more, the A100 left out)."""
 ROOMY_KV_TOKENS = 1 << 24
 """Where an engine does not tell: so much that it never binds."""
+MOST_SCRAPES = 600
 LEAST_DURATION_S, MOST_DURATION_S = 5.0, 3600.0
 
 
 @click.command("calibrate", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--target", metavar="URL", help="The engine itself, otherwise idle; it is probed for --duration.")
-@click.option("--metrics", metavar="URL", help="Its /metrics, for the limits that it tells there.  [default: --target]")
+@click.option(
+    "--metrics",
+    metavar="URL",
+    help="Its /metrics. With --target: for the limits that it tells. Alone: fit from its counters while it serves.",
+)
 @click.option(
     "--records",
     "records_paths",
@@ -65,9 +72,12 @@ def command(
 ) -> None:
     """Fits the simulator's step model to your engine, and writes it as a profile that --engine takes.
 
+    A probing run finds all of it. What an engine counts while it serves tells less, and disturbs nobody.
+
     \b
     forebay sim calibrate --target http://127.0.0.1:8000 --max-num-seqs 256 --write my-gpu.json
     forebay sim calibrate --records run/1.jsonl --max-num-seqs 256 --write my-gpu.json
+    forebay sim calibrate --metrics http://127.0.0.1:8000 --duration 600 --max-num-seqs 256 --write my-gpu.json
     """
     from rich.console import Console
 
@@ -75,16 +85,26 @@ def command(
     from forebay.report.publish import check_writable
     from forebay.sim.calibrate import fit, fitted
 
-    if (target is None) == (not records_paths):
-        raise UsageError("say what to fit from: either --target URL, to probe an engine, or --records FILE")
+    ways = [target is not None, bool(records_paths), target is None and given["metrics"] is not None]
+    if sum(ways) != 1:
+        raise UsageError(
+            "say what to fit from: --target URL to probe an engine, --metrics URL alone to watch one, or --records FILE"
+        )
     if not LEAST_DURATION_S <= given["duration_s"] <= MOST_DURATION_S:
         raise UsageError(f"--duration must lie within {LEAST_DURATION_S:g} and {MOST_DURATION_S:g} s")
     check_writable(write_path)
     told = _told(target, given)
     limits = _limits(told, given)
+    blank = _blank(name or told.model, told.model, limits)
     console = Console(stderr=True)
-    runs, source = _recorded(records_paths) if target is None else _probed(target, told, limits, given, console)
-    calibration = fit(runs, limits, _blank(name or told.model, told.model, limits))
+    if records_paths:
+        runs, source = _recorded(records_paths)
+        calibration = fit(runs, limits, blank)
+    elif target is not None:
+        runs, source = _probed(target, told, limits, given, console)
+        calibration = fit(runs, limits, blank)
+    else:
+        calibration, source = _watched(told, given, blank, console)
     content = fitted(calibration, limits, source)
     write_fitted(write_path, content)
     _print(Console(width=None if Console().is_terminal else 120), content)
@@ -95,10 +115,12 @@ def _told(target: str | None, given: dict[str, Any]) -> Told:
     from forebay.load.target import Target
     from forebay.load.told import Told, ask
 
-    if target is None:
+    if target is None and given["metrics"] is None:
         return Told(given["model"] or "recorded")
+    target = target or given["metrics"].rstrip("/").removesuffix("/metrics")
     metrics = Target.parse(given["metrics"] or target, "--metrics")
-    return ask(Target.parse(target), metrics if given["metrics"] or not given["max_num_seqs"] else None, given["model"])
+    parsed = Target.parse(target)
+    return ask(parsed, metrics if given["metrics"] or not given["max_num_seqs"] else None, given["model"])
 
 
 def _limits(told: Told, given: dict[str, Any]) -> EngineLimits:
@@ -148,11 +170,36 @@ def _probed(
             seed=given["seed"],
             on_probe=lambda what, count, at_s: status.update(f"{at_s:5.0f} s  {what}: {count} requests"),
         )
-    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return runs, f"{url}, {sum(map(len, runs))} requests in {len(runs)} probes, {when}"
+    return runs, f"{url}, {sum(map(len, runs))} requests in {len(runs)} probes, {_now()}"
 
 
-def _blank(name: str, model: str, limits: EngineLimits) -> Any:
+def _watched(told: Told, given: dict[str, Any], blank: StepProfile, console: Console) -> tuple[Calibration, str]:
+    from forebay.load.child import end_in_order
+    from forebay.load.target import Target
+    from forebay.load.told import watch
+    from forebay.sim.windows import fit_windows, scrape_of, windows_of
+
+    end_in_order()
+    interval_s = max(0.5, given["duration_s"] / MOST_SCRAPES)
+    with console.status("") as status:
+        texts = watch(
+            Target.parse(given["metrics"], "--metrics"),
+            given["duration_s"],
+            interval_s,
+            lambda count: status.update(f"{count} scrapes of {given['duration_s'] / interval_s:.0f}"),
+        )
+    scrapes = [scrape for text in texts if (scrape := scrape_of(text, told.kv_tokens)) is not None]
+    if not scrapes:
+        raise UsageError(f"{given['metrics']} does not count the engine's steps: probe it with --target instead")
+    windows = windows_of(scrapes)
+    return fit_windows(windows, blank), f"{given['metrics']}, counters of {len(windows)} stretches of work, {_now()}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _blank(name: str, model: str, limits: EngineLimits) -> StepProfile:
     """A profile that has everything but coefficients."""
     from forebay.engines.simulated.profiles import StepProfile
 
@@ -163,8 +210,14 @@ def _blank(name: str, model: str, limits: EngineLimits) -> Any:
         model=model,
         engine="calibrated",
         confidence="",
-        **dict.fromkeys(("c0", "w", "r", "e", "seq", "kv", "att"), 0.0),
+        c0=0.0,
+        w=0.0,
+        r=0.0,
         p=2.0,
+        e=0.0,
+        seq=0.0,
+        kv=0.0,
+        att=0.0,
         kv_tokens=limits.kv_tokens,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -198,11 +251,20 @@ def _print(console: Console, content: Fitted) -> None:
         error = "" if one.name == "p" else f"{one.error:.3g}" if one.error >= 0 else "unbounded"
         table.add_row(one.name, f"{one.value:.4g}", error, unit, what, one.wants)
     console.print(table)
+    if content.profile.curve:
+        points = ", ".join(f"{tokens:g}: {ms:.3g}" for tokens, ms in content.profile.curve)
+        console.print(f"A free curve fits better than c0, w, r, p and e. Milliseconds by tokens in a step: {points}.")
     left = content.residuals
-    console.print(
-        f"{left.requests} requests; replayed, time to first token is off by {left.ttft_p50:.1%} (median; 90 % of "
-        f"requests within {left.ttft_p90:.1%}), time per token by {left.tpot_p50:.1%} ({left.tpot_p90:.1%})."
-    )
+    if left.ttft_p50 is None:
+        console.print(
+            f"Mean step times are off by {left.tpot_p50 or 0.0:.1%} (median; 90 % within {left.tpot_p90 or 0.0:.1%})."
+        )
+    else:
+        console.print(
+            f"{left.requests} requests; replayed, time to first token is off by {left.ttft_p50:.1%} (median; 90 % of "
+            f"requests within {left.ttft_p90 or 0.0:.1%}), time per token by {left.tpot_p50 or 0.0:.1%} "
+            f"({left.tpot_p90 or 0.0:.1%})."
+        )
     rates = ", ".join(f"{batch}: {rate:,.0f}" for batch, rate in content.profile.decode_tokens_per_s.items())
     console.print(f"Decode tokens/s by batch, 1,024 tokens of context each: {rates}.")
     console.print(f"Confidence: {content.profile.confidence}.")

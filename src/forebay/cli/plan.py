@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.status import Status
 
+from forebay.engines.simulated.profiles import EncoderProfile
 from forebay.errors import UsageError
 from forebay.plan.assemble import make_plan
 from forebay.plan.candidates import Candidate, candidates
@@ -155,6 +156,8 @@ def _question(options: dict[str, Any]) -> tuple[Question, PriceBook, list[str]]:
     book = price_book(options["prices"], options["given"], options["provider"])
     found, notes = candidates(book, model=options["model"], dtype=options["dtype"], gpus=options["gpus"])
     notes += _idle_prices(book, found)
+    if isinstance(found[0].profile, EncoderProfile) and aim.tpot_ms is not None:
+        raise UsageError(f"--tpot-ms: {options['model']} answers at once, without further tokens; use --latency-ms")
     window_s = 60 * options["window_min"]
     workload, name = workload_of(
         trace=options["trace"],

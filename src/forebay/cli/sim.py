@@ -88,7 +88,8 @@ policy_options = _options(
         "policies",
         multiple=True,
         metavar="NAME|FILE",
-        help="backpressure, admission, hybrid, none (no gateway), or a config file. Repeat it.  [default: all four]",
+        help="backpressure, admission, hybrid, guarded (hybrid whose limit finds itself), none (no gateway), or a "
+        "config file. Repeat it.  [default: all that fit]",
     ),
     click.option("--in-flight", type=COUNT, help="Built-in policies: in flight per engine.  [default: by objective]"),
     click.option("--gateways", type=COUNT, default=1, show_default=True, help="Gateways; engines are dealt out."),

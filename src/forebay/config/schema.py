@@ -71,8 +71,15 @@ class Server(Section, frozen=True):
     stalled_reader_s: Annotated[
         Seconds, Meta(description="Time after which a client that reads nothing of its answer is cut off, in seconds.")
     ] = 120
+    drain_delay_s: Annotated[
+        Annotated[float, Meta(ge=0, le=DAY_S)],
+        Meta(
+            description="Time after SIGTERM in which requests are still served and /readyz is 503, in seconds: load "
+            "balancers hear of it some seconds later, and send until then."
+        ),
+    ] = 0
     drain_timeout_s: Annotated[
-        Seconds, Meta(description="Time that requests get to end after SIGTERM, in seconds; then they are aborted.")
+        Seconds, Meta(description="Time that requests get to end after that, in seconds; then they are aborted.")
     ] = 30
 
 

@@ -67,11 +67,11 @@ def alone(bounds: Bounds) -> list[Probe]:
     return [_burst("alone", [(size, 6)]) for size in (*sizes, bounds.long)]
 
 
-def together(bounds: Bounds) -> list[Probe]:
-    """Short prompts in growing batches."""
+def together(bounds: Bounds, seed: int) -> list[Probe]:
+    """Short prompts in growing batches. Every other round has the sizes between those of the last."""
     seqs = min(bounds.max_num_seqs, 256)
-    batches = sorted({b for b in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if b < seqs} | {seqs})
-    return [_burst("together", [(4, ANSWER)] * batch) for batch in batches]
+    sizes = (1, 2, 4, 8, 16, 32, 64, 128) if seed % 2 else (1, 3, 6, 12, 24, 48, 96, 192)
+    return [_burst("together", [(4, ANSWER)] * batch) for batch in (*(size for size in sizes if size < seqs), seqs)]
 
 
 def crowds(bounds: Bounds, seed: int, prompt_tokens: float) -> list[Probe]:
@@ -150,7 +150,7 @@ class _Prober:
         runs = [await self.send(probe) for probe in alone(bounds)]
         longest = runs[-1][0]
         prompt_rate = longest.prompt_tokens * NS_PER_S / max(1, longest.first_token_ns - longest.sent_ns)
-        runs += [await self.send(probe) for probe in together(bounds)]
+        runs += [await self.send(probe) for probe in together(bounds, seed)]
         for probe in crowds(bounds, seed, CROWD_SHARE * left_s * prompt_rate):
             runs.append(await self.send(probe))
         rate = _capacity(runs[-1])

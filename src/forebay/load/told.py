@@ -1,9 +1,11 @@
-"""What an engine tells of itself: its model's length, its batch, its KV cache."""
+"""What an engine tells of itself: its model's length, its batch, its KV cache, its counters."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -42,6 +44,22 @@ def ask(target: Target, metrics: Target | None, model: str | None) -> Told:
     Raises EngineError when the target cannot be reached, or has no such model. Must not be called from an event loop.
     """
     return asyncio.run(_ask(target, metrics, model))
+
+
+def watch(metrics: Target, seconds: float, interval_s: float, on_scrape: Callable[[int], None]) -> list[str]:
+    """The text of /metrics, again and again for so long. Raises EngineError as soon as it cannot be had."""
+    return asyncio.run(_watch(metrics, seconds, interval_s, on_scrape))
+
+
+async def _watch(metrics: Target, seconds: float, interval_s: float, on_scrape: Callable[[int], None]) -> list[str]:
+    texts: list[str] = []
+    end = time.monotonic() + seconds
+    while True:
+        texts.append(await _metrics(metrics))
+        on_scrape(len(texts))
+        if time.monotonic() + interval_s > end:
+            return texts
+        await asyncio.sleep(interval_s)
 
 
 async def _ask(target: Target, metrics: Target | None, model: str | None) -> Told:

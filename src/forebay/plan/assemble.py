@@ -19,6 +19,9 @@ CLAIMED = 0.22
 ALIKE = 0.05
 """Savings smaller than this are within what a fitted engine model and one draw of arrivals can tell."""
 
+DEAR_SHED = 0.02
+"""Refusing more than this is part of the price of a saving, and said with it."""
+
 FRONT_END_MS = 12
 """Time to first token that a real server's front end adds on an A100; the engine model leaves it out."""
 
@@ -109,6 +112,10 @@ def _verdict_text(
     best = max(saved[mode] or 0.0 if (one := per_gpu[mode]) is None else one for mode in ("admission", "hybrid"))
     if best >= CLAIMED - ALIKE:
         judgement = "The claimed 22 % is within reach for this traffic and objective."
+        fleets = [by_mode[mode].fleet for mode in ("admission", "hybrid")]
+        refused = max((fleet.window.shed for fleet in fleets if fleet is not None), default=0.0)
+        if refused > DEAR_SHED:
+            judgement += f" It is paid for in refusals, of up to {100 * refused:.0f} % of the requests."
     elif best > ALIKE:
         judgement = "There is a saving, but not the claimed 22 %, for this traffic and objective."
     else:
@@ -160,10 +167,12 @@ def _assumptions(question: Question, findings: Findings) -> list[str]:
 def _config(question: Question, findings: Findings) -> str:
     answer, candidate = findings.answer, findings.candidate
     profile = candidate.profile
+    month = f"{answer.cost.per_month:,.0f} USD a month at {candidate.price.usd_per_hour:g} per GPU and hour"
     lines = [
         f"Made by `forebay plan` for {question.traffic.figures.name}.",
         f"Objective: {question.objective}.",
         f"{answer.engines} engines of {candidate.name}, calibrated as {profile.name}.",
+        f"{month}; prices as of {as_of(question.candidates)}.",
         f"Simulated: {100 * answer.window.attainment:.2f} % in time, {100 * answer.window.shed:.2f} % refused.",
         "Put the addresses of your engines in below.",
     ]

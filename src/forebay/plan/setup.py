@@ -35,7 +35,8 @@ TTFT_OF_SLO_MS = 1000.0
 class Setup(msgspec.Struct, frozen=True):
     """`limit` requests and `tokens` expected tokens in flight on one engine; `wait_budget_ms` None: the derived one.
 
-    `batch` is the most that the gateway sends together to an encoder, 1 for language models.
+    A guarded limit only begins with `limit`, and finds its own up to `most`, with the KV cache of `kv_tokens`. `batch`
+    is the most that the gateway sends together to an encoder, 1 for language models.
     """
 
     mode: Mode
@@ -43,9 +44,13 @@ class Setup(msgspec.Struct, frozen=True):
     tokens: int | None = None
     wait_budget_ms: float | None = None
     batch: int = 1
+    kind: Literal["fixed", "guarded"] = "fixed"
+    most: int | None = None
+    kv_tokens: int | None = None
 
     def __str__(self) -> str:
-        parts = [self.mode, f"{self.limit} in flight per engine"]
+        places = f"{self.limit} in flight per engine" if self.kind == "fixed" else "a guarded limit per engine"
+        parts = [self.mode, places]
         if self.batch > 1:
             parts.append(f"batches of {self.batch}")
         if self.wait_budget_ms is not None:
@@ -57,8 +62,9 @@ def setups(candidate: Candidate, objective: Objective, bound: FluidBound, mode: 
     """What is tried for a mode on a kind of engine, the likeliest first.
 
     In-flight limits span from a fraction of the batch at which the fluid bound is reached up to the engine's own
-    limit: a small one keeps prefills out of each other's way, a large one lets bursts in. Wait budgets are the derived
-    one and shares of the objective's time to first token; with the engine's own limit there is hardly a wait.
+    limit: a small one keeps prefills out of each other's way, a large one lets bursts in. Beside them there is the
+    limit that finds itself, where there is a pace per token for it to keep. Wait budgets are the derived one and
+    shares of the objective's time to first token; with the engine's own limit there is hardly a wait.
     """
     profile = candidate.profile
     if isinstance(profile, EncoderProfile):
@@ -67,18 +73,24 @@ def setups(candidate: Candidate, objective: Objective, bound: FluidBound, mode: 
         # Two batches: one in the engine, one behind it.
         return [Setup(mode, 2 * size, None, budget, size) for budget in _budgets(objective, mode) for size in sizes]
     tokens = int(KV_SHARE * profile.kv_tokens)
-    limits = _limits(profile, bound)
-    return [
+    limits, budgets = _limits(profile, bound), _budgets(objective, mode)
+    fixed = [
         Setup(mode, limit, tokens, budget)
-        for budget in _budgets(objective, mode)
+        for budget in budgets
         for limit in limits
         if budget is None or limit < profile.max_num_seqs
     ]
+    if objective.tpot_ms is None:
+        return fixed  # a guarded limit keeps a pace per token: there is none to keep
+    room = {"most": profile.max_num_seqs, "kv_tokens": profile.kv_tokens}
+    return [*fixed, *(Setup(mode, min(limits), None, budget, kind="guarded", **room) for budget in budgets)]
 
 
 def neighbours(setup: Setup, candidate: Candidate) -> list[Setup]:
-    """The same with a somewhat smaller and a somewhat larger limit."""
+    """The same with a somewhat smaller and a somewhat larger limit; none where it finds itself."""
     profile = candidate.profile
+    if setup.kind == "guarded":
+        return []
     if isinstance(profile, EncoderProfile):
         sizes = {max(1, round(setup.batch * 0.75)), round(setup.batch * 1.5)} - {setup.batch}
         return [msgspec.structs.replace(setup, batch=size, limit=2 * size) for size in sorted(sizes)]
@@ -105,7 +117,10 @@ def config_text(setup: Setup, objective: Objective, *, engines: int, urls: Seque
     """A configuration file. Without `urls` it is that of a simulation."""
     lines = [f"# {line}".rstrip() for line in note.splitlines()]
     ttft = objective.ttft_ms or min(objective.latency_ms or TTFT_OF_SLO_MS, TTFT_OF_SLO_MS)
-    lines += ["[slo]", f"ttft_ms = {toml(ttft)}", "", "[admission]", f"mode = {toml(setup.mode)}"]
+    lines += ["[slo]", f"ttft_ms = {toml(ttft)}"]
+    if objective.tpot_ms is not None:
+        lines.append(f"tpot_ms = {toml(objective.tpot_ms)}")
+    lines += ["", "[admission]", f"mode = {toml(setup.mode)}"]
     if setup.wait_budget_ms is not None:
         lines.append(f"wait_budget_ms = {toml(setup.wait_budget_ms)}")
     # The wait gate is what should refuse: the depth gate only bounds memory, so it grows with the fleet.
@@ -113,8 +128,9 @@ def config_text(setup: Setup, objective: Objective, *, engines: int, urls: Seque
     lines += ["", "[[engines]]", 'name = "planned"', f"kind = {toml('openai' if urls else 'simulated')}"]
     if urls:
         lines += ["urls = [", *(f"    {toml(url)}," for url in urls), "]"]
-    limit = [f"limit = {setup.limit}"] + ([f"tokens = {setup.tokens}"] if setup.tokens is not None else [])
-    lines.append(f'concurrency = {{ kind = "fixed", {", ".join(limit)} }}')
+    bounds = {"limit": setup.limit, "most": setup.most, "tokens": setup.tokens, "kv_tokens": setup.kv_tokens}
+    places = [f"{name} = {bound}" for name, bound in bounds.items() if bound is not None]
+    lines.append(f"concurrency = {{ kind = {toml(setup.kind)}, {', '.join(places)} }}")
     if setup.batch > 1:
         batching = f'kind = "dynamic", max_size = {setup.batch}, linger_ms = 0'
         lines.append(f"batching = {{ {batching} }}")

@@ -26,6 +26,9 @@ LONGER = 3
 """Windows of a steady rate that the longer check takes."""
 
 RATE_MOST = 100_000.0
+WINDOW_REQUESTS_MOST = 2_000_000
+"""More than these would not fit the memory of a small machine."""
+
 CHECK_S_MOST = 7200.0
 CHECK_REQUESTS_MOST = 150_000
 """The longer check at the answer is cut to this much, so that it ends while somebody waits for it."""
@@ -281,6 +284,12 @@ def workload_of(
         raise UsageError(f"--rate {rate:g}: requests per second above 0 and up to {RATE_MOST:.0f} are asked")
     if prompt_tokens is None or output_tokens is None:
         raise UsageError("--rate needs --prompt-tokens and --output-tokens (for example 512 and ~200/1.2)")
+    requests = rate * window_s
+    if requests > WINDOW_REQUESTS_MOST:
+        raise UsageError(
+            f"--rate {rate:g} for {window_s / 60:g} minutes are {requests:,.0f} requests, more than the "
+            f"{WINDOW_REQUESTS_MOST:,} that are simulated at once: shorten --window-min"
+        )
     arrivals = arrivals or "poisson"
     if cv is not None and arrivals != "gamma":
         raise UsageError("--cv goes with --arrivals gamma")

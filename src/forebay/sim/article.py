@@ -192,6 +192,7 @@ def _scenario(name: str, config: str, batch: int, load: Load, seed: int, duratio
 
 LOADS = (
     *(Load(rate, "gamma", cv) for cv in (8.0, 12.0, 16.0) for rate in (1500.0, 1800.0, 2100.0)),
+    *(Load(rate, "gamma", 24.0) for rate in (1200.0, 1500.0)),
     Load(1800.0, "bursty"),
     Load(2300.0, "poisson"),
 )
@@ -278,21 +279,21 @@ class Nearest(NamedTuple):
     gates: dict[Approach, Gate]
 
 
-# Found by `search` (forebay sim article --search) and written down, so that the experiment takes a minute.
+# Found by `search` (forebay sim article --search) and written down, so that the experiment takes minutes.
 FIRST_READING = Reading("completed", "share of peak")
 NEAREST: dict[Reading, Nearest] = {
     FIRST_READING: Nearest(
-        Load(1800.0, "gamma", 12.0),
+        Load(2100.0, "gamma", 12.0),
         {
             "backpressure": Gate("backpressure", 8, 4, hold_s=0.82),
             "admission": Gate("admission", 220, 3),
-            "hybrid": Gate("hybrid", 256, 128, wait_budget_ms=180.0),
+            "hybrid": Gate("hybrid", 64, 32, wait_budget_ms=180.0),
         },
     ),
     Reading("completed", "busy"): Nearest(
         Load(1500.0, "gamma", 16.0),
         {
-            "backpressure": Gate("backpressure", 64, 32),
+            "backpressure": Gate("backpressure", 256, 128),
             "admission": Gate("admission", 384, 128),
             "hybrid": Gate("hybrid", 256, 128, wait_budget_ms=180.0),
         },
@@ -300,9 +301,9 @@ NEAREST: dict[Reading, Nearest] = {
 }
 SINGLE_READING = Reading("completed", "busy")
 SINGLE: dict[Approach, tuple[Load, Gate]] = {
-    "backpressure": (Load(1500.0, "gamma", 16.0), Gate("backpressure", 256, 128)),
-    "admission": (Load(1500.0, "gamma", 16.0), Gate("admission", 384, 128)),
-    "hybrid": (Load(2100.0, "gamma", 12.0), Gate("hybrid", 256, 128, wait_budget_ms=180.0)),
+    "backpressure": (Load(1200.0, "gamma", 24.0), Gate("backpressure", 256, 128)),
+    "admission": (Load(1500.0, "gamma", 24.0), Gate("admission", 384, 128)),
+    "hybrid": (Load(1800.0, "gamma", 12.0), Gate("hybrid", 256, 128, wait_budget_ms=180.0)),
 }
 
 AS_WRITTEN: dict[Approach, Gate] = {

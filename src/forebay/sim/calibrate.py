@@ -3,18 +3,17 @@
 Nobody outside an engine sees its steps. But a replay of the same requests says which steps lie between two moments, and
 the time between them is the sum of theirs: linear in the coefficients once the shape of the roofline is given. So the
 fit alternates: replay with the coefficients so far, solve least squares over the summed features, until neither moves.
-The roofline's shape (its knee and sharpness) is found by trying a grid of them. The time before the scheduler is fitted
-along: a constant and a part per prompt token.
+The roofline's shape (its knee and sharpness) is found by trying a grid of them. Where a free curve over the tokens of a
+step explains clearly more (a CPU's matrix products go by blocks), it takes the roofline's place. The time before the
+scheduler is fitted along: a constant and a part per prompt token.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
-from typing import NamedTuple
 
 from forebay.engines.simulated.fitted import Coefficient, Fitted, FrontEnd, Residuals
 from forebay.engines.simulated.model import EngineLimits
@@ -22,11 +21,15 @@ from forebay.engines.simulated.profiles import StepProfile
 from forebay.errors import UsageError
 from forebay.report.records import RequestRecord
 from forebay.report.statistics import percentile
-from forebay.sim.replay import Offer, Step, replay
-from forebay.sim.squares import Matrix, gram, inverse_diagonal, solve_nonnegative
+from forebay.sim.features import Column, Rows, tpot_ms, ttft_ms
+from forebay.sim.squares import gram, solve_nonnegative, standard_error
 
-COLUMNS = ("c0", "roofline", "e", "seq", "kv", "att", "front", "front_token")
-ROOFLINE = COLUMNS.index("roofline")
+STRAIGHT = tuple(map(Column, ("c0", "e", "seq", "kv", "att", "front", "front_token")))
+CURVED = tuple(map(Column, ("c0", "seq", "kv", "att", "front", "front_token")))
+FRONT_TOKEN = Column("front_token")
+KNOTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
+CURVE_GAIN = 10.0
+"""By how much the Bayesian information criterion must favour a free curve over the roofline."""
 SHARPNESS = (1.25, 1.5, 2.0, 3.0, 4.0, 8.0)
 KNEES = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 192.0, 256.0, 512.0, 1024.0)
 SCALES = (0.06, 0.02)
@@ -40,9 +43,6 @@ MOST_ERROR = 0.3
 """A coefficient is known when its standard error is at most this part of it."""
 KNEE_GAIN = 1.1
 """A knee is seen when the best fit without one leaves this many times the squares."""
-OUTLIER = 2.5
-"""Scaled residual from which a row loses weight (Huber): a stall of the machine is not the engine."""
-LEAST_TRUST = 0.05
 FEWEST = 8
 
 WANTS = {
@@ -84,37 +84,39 @@ def fitted(calibration: Calibration, limits: EngineLimits, fitted_from: str) -> 
     )
 
 
-class _Row(NamedTuple):
-    """A span of simulated time, and how long it really took."""
-
-    run: int
-    from_ns: int
-    to_ns: int
-    seen_ms: float
-    prompt_tokens: int
-    first: bool
-    """Up to the first token (from the arrival, front end included), or from there to the end."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A fitted candidate: the roofline's shape and all column values."""
+    """A fitted candidate: the value of each of its columns, and the squares that it leaves."""
 
-    knee: float
-    sharpness: float
-    values: list[float]
+    values: dict[Column, float]
     squares: float
+
+    def of(self, name: str) -> float:
+        """The value of the column of that name, 0 when it has none."""
+        return next((value for column, value in self.values.items() if column.name == name), 0.0)
+
+    @property
+    def roofline(self) -> Column | None:
+        return next((column for column in self.values if column.name == "roofline"), None)
+
+    @property
+    def curve(self) -> tuple[tuple[float, float], ...]:
+        """Milliseconds at each knot, for one with ramps."""
+        points = []
+        ms = self.of("c0")
+        for column, value in self.values.items():
+            if column.name == "ramp":
+                points.append((column.a, ms))
+                ms += value
+            elif column.name == "slope":
+                points += [(column.a, ms), (2 * column.a, ms + value * column.a)]
+        return tuple(points)
 
 
 def usable(records: Sequence[RequestRecord]) -> list[RequestRecord]:
     """The completed streams, by the time that they were sent. The others tell nothing of steps."""
     good = [r for r in records if r.outcome == "completed" and r.first_token_ns >= r.sent_ns >= 0 and r.output_tokens]
     return sorted(good, key=lambda record: record.sent_ns)
-
-
-def offers_of(records: Sequence[RequestRecord]) -> list[Offer]:
-    """What was sent, with the sizes that the engine counted."""
-    return [Offer(record.sent_ns, max(1, record.prompt_tokens), record.output_tokens) for record in records]
 
 
 def fit(runs: Sequence[Sequence[RequestRecord]], limits: EngineLimits, like: StepProfile) -> Calibration:
@@ -134,46 +136,69 @@ def fit(runs: Sequence[Sequence[RequestRecord]], limits: EngineLimits, like: Ste
     search = _Search(seen, like, limits)
     # A delay in front of the scheduler moves arrivals past the steps that would explain it better, so that a wrong one
     # holds itself up: it may explain only what the steps have left.
-    search.settle(frozenset(COLUMNS) - {"front_token"})
-    plain = search.outcome()
-    search.settle(frozenset(COLUMNS))
-    if search.front.per_token_ms > MOST_FRONT_TOKEN_MS or search.shape.squares > plain[2].squares:
-        search.restore(plain)
-    coefficients = search.table.coefficients(search.shape, search.scales)
-    profile, front = search.profile, search.front
-    residuals = _residuals(_Table(seen, profile, front, limits, follow=False), front)
-    profile = replace(profile, confidence=_confidence(residuals, coefficients))
-    return Calibration(profile, front, coefficients, residuals, search.rounds)
+    search.settle(lambda rows: _best_roofline(rows, _without(STRAIGHT, FRONT_TOKEN)))
+    plain = search.state
+    search.settle(lambda rows: _best_roofline(rows, STRAIGHT))
+    delays = search.front.per_token_ms <= MOST_FRONT_TOKEN_MS and search.shape.squares <= plain.shape.squares
+    if not delays:
+        search.state = plain
+    coefficients = _coefficients(search.rows, search.shape)
+    rounded = search.state
+    search.settle(lambda rows: _best_curve(rows, CURVED if delays else _without(CURVED, FRONT_TOKEN)))
+    gain = _criterion(rounded.rows, rounded.shape) - _criterion(search.rows, search.shape)
+    if gain < CURVE_GAIN or search.front.per_token_ms > MOST_FRONT_TOKEN_MS:
+        search.state = rounded
+    residuals = _residuals(Rows(seen, search.profile, search.front, limits, follow=False), search.front)
+    profile = replace(search.profile, confidence=_confidence(residuals, coefficients))
+    return Calibration(profile, search.front, coefficients, residuals, search.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What a search has found so far."""
+
+    rows: Rows
+    profile: StepProfile
+    front: FrontEnd
+    shape: _Shape
 
 
 class _Search:
     """The rounds of replay and least squares."""
 
     def __init__(self, runs: Sequence[Sequence[RequestRecord]], like: StepProfile, limits: EngineLimits) -> None:
-        self._runs, self._like, self._limits = runs, like, limits
+        self._runs, self._limits = runs, limits
         self.rounds = 0
-        self.scales = SCALES
-        self.profile, self.front = _guess(runs, like), FrontEnd()
-        self.table = _Table(runs, self.profile, self.front, limits, follow=True)
-        self.shape = _Shape(0.0, 0.0, [0.0] * len(COLUMNS), math.inf)
+        guess, front = _guess(runs, like), FrontEnd()
+        self.state = _State(Rows(runs, guess, front, limits, follow=True), guess, front, _Shape({}, math.inf))
 
-    def outcome(self) -> tuple[_Table, StepProfile, _Shape, FrontEnd]:
-        """What was found so far."""
-        return self.table, self.profile, self.shape, self.front
+    @property
+    def rows(self) -> Rows:
+        return self.state.rows
 
-    def restore(self, outcome: tuple[_Table, StepProfile, _Shape, FrontEnd]) -> None:
-        """Goes back to what was found before."""
-        self.table, self.profile, self.shape, self.front = outcome
+    @property
+    def profile(self) -> StepProfile:
+        return self.state.profile
 
-    def settle(self, columns: frozenset[str]) -> None:
-        """Rounds with these columns until what they make of the requests stands still."""
+    @property
+    def front(self) -> FrontEnd:
+        return self.state.front
+
+    @property
+    def shape(self) -> _Shape:
+        return self.state.shape
+
+    def settle(self, best: Callable[[Rows], _Shape]) -> None:
+        """Rounds of this kind until what they make of the requests stands still."""
         for _ in range(MOST_ROUNDS):
             self.rounds += 1
-            self.shape = shape = self.table.best(self.scales, columns)
-            before = self.table.fitted(shape)
-            self.profile, self.front = _with(self._like, shape), _front(shape)
-            self.table = _Table(self._runs, self.profile, self.front, self._limits, follow=True)
-            self.table.expected = after = self.table.fitted(shape)
+            shape = best(self.rows)
+            before = _fitted(self.rows, shape)
+            profile = _with(self.profile, shape)
+            front = FrontEnd(shape.of("front"), shape.of("front_token"))
+            rows = Rows(self._runs, profile, front, self._limits, follow=True)
+            rows.expected = after = _fitted(rows, shape)
+            self.state = _State(rows, profile, front, shape)
             moved = [abs(new / old - 1.0) for old, new in zip(before, after, strict=True) if old > 0]
             if sum(moved) / len(moved) < SETTLED:
                 break
@@ -183,200 +208,101 @@ def _guess(runs: Sequence[Sequence[RequestRecord]], like: StepProfile) -> StepPr
     """Where the rounds start: one constant step and one price per prompt token."""
     gaps = [tpot for run in runs for r in run if (tpot := tpot_ms(r)) is not None]
     step = min(gaps) if gaps else min(ttft_ms(r) for run in runs for r in run)
-    rates = [max(0.0, ttft_ms(r) - step) / max(1, r.prompt_tokens) for run in runs for r in run]
-    return replace(like, c0=step, w=0.0, r=0.0, p=2.0, e=min(rates), seq=0.0, kv=0.0, att=0.0)
+    prices = [max(0.0, ttft_ms(r) - step) / max(1, r.prompt_tokens) for run in runs for r in run]
+    return replace(like, c0=step, w=0.0, r=0.0, p=2.0, e=min(prices), seq=0.0, kv=0.0, att=0.0, curve=())
 
 
-def ttft_ms(record: RequestRecord) -> float:
-    """From the writing of the request to its first token."""
-    return (record.first_token_ns - record.sent_ns) / 1e6
+def _without(columns: Iterable[Column], left_out: Column) -> tuple[Column, ...]:
+    return tuple(column for column in columns if column != left_out)
 
 
-def tpot_ms(record: RequestRecord) -> float | None:
-    """Mean time between tokens; None for an answer of one."""
-    if record.output_tokens < 2:
-        return None
-    return (record.done_ns - record.first_token_ns) / 1e6 / (record.output_tokens - 1)
+def _best_roofline(rows: Rows, columns: Sequence[Column]) -> _Shape:
+    """The roofline, or none, that leaves the least squares with these columns beside it."""
+    weights = rows.weights(SCALES)
+    weighted = [w * y for w, y in zip(weights, rows.seen, strict=True)]
+    square = _dot(rows.seen, weighted)
+    values = [rows.column(column) for column in columns]
+    products = gram(values, weights)
+    moments = [_dot(one, weighted) for one in values]
+    solution = solve_nonnegative(products, moments, square)
+    straight = best = _Shape(dict(zip(columns, solution.values, strict=True)), solution.squares)
+    for knee, sharpness in itertools.product(KNEES, SHARPNESS):
+        if knee > 2 * rows.most_tokens:
+            continue
+        roofline = Column("roofline", knee, sharpness)
+        bent = rows.column(roofline)
+        pulled = [w * x for w, x in zip(weights, bent, strict=True)]
+        border = [_dot(pulled, one) for one in values]
+        bordered = [[*row, edge] for row, edge in zip(products, border, strict=True)]
+        bordered.append([*border, _dot(pulled, bent)])
+        solution = solve_nonnegative(bordered, [*moments, _dot(bent, weighted)], square)
+        if solution.squares < best.squares:
+            best = _Shape(dict(zip((*columns, roofline), solution.values, strict=True)), solution.squares)
+    # A knee must earn its place: without a gain the plainest shape is taken.
+    return straight if straight.squares <= best.squares * 1.005 else best
 
 
-class _Table:
-    """The rows of all runs, with the features of the steps that a replay puts into each."""
-
-    def __init__(
-        self,
-        runs: Sequence[Sequence[RequestRecord]],
-        profile: StepProfile,
-        front: FrontEnd,
-        limits: EngineLimits,
-        *,
-        follow: bool,
-    ) -> None:
-        """`follow`: let the replay keep to the instants that were seen, see `replay`."""
-        self.expected: list[float] | None = None
-        """What is thought of the rows so far, in ms: those far from it lose weight. None: nothing yet."""
-        self.rows: list[_Row] = []
-        self._steps: list[list[Step]] = []
-        for number, records in enumerate(runs):
-            try:
-                instants = [(record.first_token_ns, record.done_ns) for record in records] if follow else None
-                timings, steps = replay(profile, limits, front, offers_of(records), instants)
-            except ValueError as error:
-                raise UsageError(f"the requests do not fit the engine's limits as given: {error}") from None
-            self._steps.append(steps)
-            for record, timing in zip(records, timings, strict=True):
-                sizes = record.prompt_tokens
-                self.rows.append(_Row(number, timing.queued_ns, timing.first_ns, ttft_ms(record), sizes, True))
-                if record.output_tokens > 1:
-                    took = (record.done_ns - record.first_token_ns) / 1e6
-                    self.rows.append(_Row(number, timing.first_ns, timing.done_ns, max(1e-3, took), sizes, False))
-        self._places = [(self._place(row.run, row.from_ns), self._place(row.run, row.to_ns)) for row in self.rows]
-        self._fixed = {
-            "c0": self._sums([[1.0] * len(steps) for steps in self._steps]),
-            "e": self._sums([[float(step.tokens) for step in steps] for steps in self._steps]),
-            "seq": self._sums([[float(step.sequences) for step in steps] for steps in self._steps]),
-            "kv": self._sums([[step.context / 1e3 for step in steps] for steps in self._steps]),
-            "att": self._sums([[step.pairs / 1e6 for step in steps] for steps in self._steps]),
-            "front": [1.0 if row.first else 0.0 for row in self.rows],
-            "front_token": [float(row.prompt_tokens) if row.first else 0.0 for row in self.rows],
-        }
-
-    def _place(self, run: int, at_ns: int) -> tuple[int, float]:
-        """Steps begun before a moment, less one, and the part of the last one that is over."""
-        steps = self._steps[run]
-        index = bisect_right(steps, at_ns, key=lambda step: step.from_ns) - 1
-        if index < 0:
-            return 0, 0.0
-        step = steps[index]
-        return index, min(1.0, (at_ns - step.from_ns) / max(1, step.to_ns - step.from_ns))
-
-    def _sums(self, features: Sequence[Sequence[float]]) -> list[float]:
-        """Per row, the sum of a feature over the steps in it, parts of steps in proportion."""
-        totals = []
-        for values in features:
-            total, running = [0.0], 0.0
-            for value in values:
-                running += value
-                total.append(running)
-            totals.append(total)
-        sums = []
-        for row, ((first, begun), (last, ended)) in zip(self.rows, self._places, strict=True):
-            values, total = features[row.run], totals[row.run]
-            sums.append(total[last] + ended * values[last] - total[first] - begun * values[first])
-        return sums
-
-    def _roofline(self, knee: float, sharpness: float) -> list[float]:
-        """The roofline's column for r = 1: (knee^p + T^p)^(1/p) per step."""
-        sizes = {step.tokens for steps in self._steps for step in steps}
-        bent = {size: (knee**sharpness + size**sharpness) ** (1.0 / sharpness) for size in sizes}
-        return self._sums([[bent[step.tokens] for step in steps] for steps in self._steps])
-
-    def _columns(self, knee: float, sharpness: float) -> list[list[float]]:
-        roofline = self._roofline(knee, sharpness) if sharpness else [0.0] * len(self.rows)
-        return [roofline if name == "roofline" else self._fixed[name] for name in COLUMNS]
-
-    def _weights(self, scales: tuple[float, float]) -> list[float]:
-        """Of squared residuals: relative ones, each kind by its own spread, outliers less."""
-        weights = []
-        for row, expected in zip(self.rows, self.expected or [row.seen_ms for row in self.rows], strict=True):
-            scale = scales[0] if row.first else scales[1]
-            residual = abs(expected / row.seen_ms - 1.0) / scale
-            trust = 1.0 if residual <= OUTLIER else max(LEAST_TRUST, OUTLIER / residual)
-            weights.append(trust / (row.seen_ms * scale) ** 2)
-        return weights
-
-    def best(self, scales: tuple[float, float], allowed: frozenset[str]) -> _Shape:
-        """The shape and coefficients, of the allowed columns, that leave the least squares."""
-        weights = self._weights(scales)
-        most = max(step.tokens for steps in self._steps for step in steps)
-        shapes = [(0.0, 0.0)]
-        shapes += [(knee, sharpness) for knee in KNEES if knee <= 2 * most for sharpness in SHARPNESS]
-        columns = self._columns(0.0, 0.0)
-        for index, name in enumerate(COLUMNS):
-            if name not in allowed:
-                columns[index] = [0.0] * len(self.rows)
-        products = gram(columns, weights)
-        seen = [row.seen_ms for row in self.rows]
-        weighted = [w * y for w, y in zip(weights, seen, strict=True)]
-        moments = [_dot(column, weighted) for column in columns]
-        square = _dot(seen, weighted)
-        found: list[_Shape] = []
-        for knee, sharpness in shapes:
-            if sharpness:
-                roofline = self._roofline(knee, sharpness)
-                self._put(products, columns, roofline, weights)
-                moments[ROOFLINE] = _dot(roofline, weighted)
-            solution = solve_nonnegative(products, moments, square)
-            found.append(_Shape(knee, sharpness, solution.values, solution.squares))
-        # A knee must earn its place: without a gain the plainest shape is taken.
-        best = min(found, key=lambda shape: shape.squares)
-        return found[0] if found[0].squares <= best.squares * 1.005 else best
-
-    @staticmethod
-    def _put(products: Matrix, columns: list[list[float]], roofline: list[float], weights: Sequence[float]) -> None:
-        """Replaces the roofline's row and column of the Gram matrix."""
-        columns[ROOFLINE] = roofline
-        weighted = [w * x for w, x in zip(weights, roofline, strict=True)]
-        for index, column in enumerate(columns):
-            products[ROOFLINE][index] = products[index][ROOFLINE] = _dot(weighted, column)
-
-    def fitted(self, shape: _Shape) -> list[float]:
-        """What the coefficients make of the rows, in ms, with the steps as replayed."""
-        columns = self._columns(shape.knee, shape.sharpness)
-        pairs = [(value, column) for value, column in zip(shape.values, columns, strict=True) if value]
-        return [sum(value * column[index] for value, column in pairs) for index in range(len(self.rows))]
-
-    def scales(self, shape: _Shape) -> tuple[float, float]:
-        """Robust spread of the relative residuals: of first tokens, of the rest."""
-        spread = []
-        fitted = self.fitted(shape)
-        for first in (True, False):
-            kind = [
-                abs(value / row.seen_ms - 1.0)
-                for row, value in zip(self.rows, fitted, strict=True)
-                if row.first is first
-            ]
-            spread.append(max(0.002, 1.4826 * median(kind)) if kind else 0.03)
-        return spread[0], spread[1]
-
-    def coefficients(self, shape: _Shape, scales: tuple[float, float]) -> list[Coefficient]:
-        """Values with their standard errors, by name; roofline split into w, r and p."""
-        weights = self._weights(scales)
-        columns = self._columns(shape.knee, shape.sharpness)
-        products = gram(columns, weights)
-        residuals = [y.seen_ms - f for y, f in zip(self.rows, self.fitted(shape), strict=True)]
-        variance = _dot([w * r for w, r in zip(weights, residuals, strict=True)], residuals)
-        variance /= max(1, len(self.rows) - len(COLUMNS))
-        errors = [_error(products, shape.values, index, variance) for index in range(len(COLUMNS))]
-        found: list[Coefficient] = []
-        for name, value, error in zip(COLUMNS, shape.values, errors, strict=True):
-            if name != "roofline":
-                found.append(_coefficient(name, value, error))
-                continue
-            bent = shape.sharpness > 0 and value > 0 and self._bends(shape, scales)
-            found.append(_coefficient("w", value * shape.knee, error * shape.knee if bent else math.inf))
-            found.append(_coefficient("r", value, error))
-            found.append(_coefficient("p", shape.sharpness or 2.0, 0.0 if bent else math.inf))
-        return found
-
-    def _bends(self, shape: _Shape, scales: tuple[float, float]) -> bool:
-        """Whether a fit without a knee would be clearly worse."""
-        weights = self._weights(scales)
-        columns = self._columns(0.0, 0.0)
-        weighted = [w * row.seen_ms for w, row in zip(weights, self.rows, strict=True)]
-        moments = [_dot(column, weighted) for column in columns]
-        square = _dot([row.seen_ms for row in self.rows], weighted)
-        straight = solve_nonnegative(gram(columns, weights), moments, square).squares
-        residuals = [row.seen_ms - f for row, f in zip(self.rows, self.fitted(shape), strict=True)]
-        return straight > KNEE_GAIN * _dot([w * r for w, r in zip(weights, residuals, strict=True)], residuals)
+def _best_curve(rows: Rows, columns: Sequence[Column]) -> _Shape:
+    """Any curve over the tokens of a step that does not fall, straight between the knots."""
+    knots = [float(knot) for knot in KNOTS if knot < rows.most_tokens]
+    ramps = [Column("ramp", low, high) for low, high in itertools.pairwise(knots)]
+    everything = (*columns, *ramps, Column("slope", knots[-1] if knots else 1.0))
+    weights = rows.weights(SCALES)
+    weighted = [w * y for w, y in zip(weights, rows.seen, strict=True)]
+    values = [rows.column(column) for column in everything]
+    moments = [_dot(one, weighted) for one in values]
+    solution = solve_nonnegative(gram(values, weights), moments, _dot(rows.seen, weighted))
+    return _Shape(dict(zip(everything, solution.values, strict=True)), solution.squares)
 
 
-def _error(products: Matrix, values: Sequence[float], index: int, variance: float) -> float:
-    """Standard error of one column beside those that are in use; inf when they explain it already."""
-    used = [i for i, value in enumerate(values) if value > 0 or i == index]
-    if products[index][index] <= 0:
-        return math.inf
-    diagonal = inverse_diagonal([[products[i][j] for j in used] for i in used])
-    return math.inf if diagonal is None else math.sqrt(variance * diagonal[used.index(index)])
+def _fitted(rows: Rows, shape: _Shape) -> list[float]:
+    """What the coefficients make of the rows, in ms, with the steps as replayed."""
+    pairs = [(value, rows.column(column)) for column, value in shape.values.items() if value]
+    return [sum(value * column[index] for value, column in pairs) for index in range(len(rows.rows))]
+
+
+def _squares(rows: Rows, shape: _Shape) -> float:
+    residuals = [seen - found for seen, found in zip(rows.seen, _fitted(rows, shape), strict=True)]
+    return _dot([w * r for w, r in zip(rows.weights(SCALES), residuals, strict=True)], residuals)
+
+
+def _criterion(rows: Rows, shape: _Shape) -> float:
+    """Bayesian information criterion: what is left, and what each coefficient in use must be worth."""
+    used = sum(1 for value in shape.values.values() if value > 0) + (2 if shape.roofline else 0)
+    count = len(rows.rows)
+    return count * math.log(max(1e-12, _squares(rows, shape) / count)) + used * math.log(count)
+
+
+def _coefficients(rows: Rows, shape: _Shape) -> list[Coefficient]:
+    """Values with their standard errors, by name; the roofline split into w, r and p."""
+    roofline = shape.roofline or Column("roofline", rows.most_tokens / 2, 2.0)
+    columns = [*shape.values, *(() if shape.roofline else (roofline,))]
+    columns += [column for column in STRAIGHT if column not in shape.values]
+    values = [shape.values.get(column, 0.0) for column in columns]
+    products = gram([rows.column(column) for column in columns], rows.weights(SCALES))
+    left = _squares(rows, shape)
+    variance = left / max(1, len(rows.rows) - len(columns))
+    bent = shape.roofline is not None and _squares(rows, _best_straight(rows)) > KNEE_GAIN * left
+    found: dict[str, Coefficient] = {}
+    for index, (column, value) in enumerate(zip(columns, values, strict=True)):
+        error = standard_error(products, values, index, variance)
+        if column.name == "roofline":
+            found["w"] = _coefficient("w", value * column.a, error * column.a if bent else math.inf)
+            found["r"] = _coefficient("r", value, error)
+            found["p"] = _coefficient("p", column.b, 0.0 if bent else math.inf)
+        else:
+            found[column.name] = _coefficient(column.name, value, error)
+    return [found[name] for name in WANTS]
+
+
+def _best_straight(rows: Rows) -> _Shape:
+    """Without a knee."""
+    weights = rows.weights(SCALES)
+    weighted = [w * y for w, y in zip(weights, rows.seen, strict=True)]
+    values = [rows.column(column) for column in STRAIGHT]
+    moments = [_dot(one, weighted) for one in values]
+    solution = solve_nonnegative(gram(values, weights), moments, _dot(rows.seen, weighted))
+    return _Shape(dict(zip(STRAIGHT, solution.values, strict=True)), solution.squares)
 
 
 def _coefficient(name: str, value: float, error: float) -> Coefficient:
@@ -384,55 +310,51 @@ def _coefficient(name: str, value: float, error: float) -> Coefficient:
     return Coefficient(name, value, error, known, "" if known else WANTS[name])
 
 
-def _with(like: StepProfile, shape: _Shape) -> StepProfile:
-    by_name = dict(zip(COLUMNS, shape.values, strict=True))
-    slope = by_name["roofline"]
-    bare = replace(
-        like,
-        c0=by_name["c0"],
-        w=slope * shape.knee,
-        r=slope,
-        p=shape.sharpness or 2.0,
-        e=by_name["e"],
-        seq=by_name["seq"],
-        kv=by_name["kv"],
-        att=by_name["att"],
-    )
-    batches = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256) if size <= like.max_num_seqs]
-    prompts = [size for size in (128, 512, 1024, 2048, 4096, 8192) if size <= like.max_num_batched_tokens]
+def _with(profile: StepProfile, shape: _Shape) -> StepProfile:
+    """The profile with these coefficients. A curve takes the roofline's place, which stays as it was."""
+    seq, kv, att = shape.of("seq"), shape.of("kv"), shape.of("att")
+    if curve := shape.curve:
+        return rates(replace(profile, seq=seq, kv=kv, att=att, curve=curve))
+    column = shape.roofline or Column("roofline", 0.0, 2.0)
+    slope = shape.of("roofline")
+    w, p = slope * column.a, column.b
+    bent = replace(profile, c0=shape.of("c0"), w=w, r=slope, p=p, e=shape.of("e"), seq=seq, kv=kv, att=att, curve=())
+    return rates(bent)
+
+
+def rates(profile: StepProfile) -> StepProfile:
+    """The profile with the rates that its coefficients give."""
+    batches = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256) if size <= profile.max_num_seqs]
+    prompts = [size for size in (128, 512, 1024, 2048, 4096, 8192) if size <= profile.max_num_batched_tokens]
     return replace(
-        bare,
-        decode_tokens_per_s={n: n / bare.step_ms(n, n, 1024 * n, 0.0) * 1e3 for n in batches},
-        prefill_tokens_per_s={n: n / bare.step_ms(n, 1, 0, n * n / 2) * 1e3 for n in prompts},
+        profile,
+        decode_tokens_per_s={n: n / profile.step_ms(n, n, 1024 * n, 0.0) * 1e3 for n in batches},
+        prefill_tokens_per_s={n: n / profile.step_ms(n, 1, 0, n * n / 2) * 1e3 for n in prompts},
     )
 
 
-def _front(shape: _Shape) -> FrontEnd:
-    by_name = dict(zip(COLUMNS, shape.values, strict=True))
-    return FrontEnd(by_name["front"], by_name["front_token"])
-
-
-def _residuals(table: _Table, front: FrontEnd) -> Residuals:
+def _residuals(rows: Rows, front: FrontEnd) -> Residuals:
     off: dict[bool, list[float]] = {True: [], False: []}
-    for row in table.rows:
+    for row in rows.rows:
         took = (row.to_ns - row.from_ns) / 1e6 + (front.delay_ns(row.prompt_tokens) / 1e6 if row.first else 0.0)
         off[row.first].append(abs(took / row.seen_ms - 1.0))
     first, rest = sorted(off[True]), sorted(off[False])
     return Residuals(
         requests=len(first),
-        ttft_p50=percentile(first, 0.5) or 0.0,
-        ttft_p90=percentile(first, 0.9) or 0.0,
-        tpot_p50=percentile(rest, 0.5) or 0.0,
-        tpot_p90=percentile(rest, 0.9) or 0.0,
+        ttft_p50=percentile(first, 0.5),
+        ttft_p90=percentile(first, 0.9),
+        tpot_p50=percentile(rest, 0.5),
+        tpot_p90=percentile(rest, 0.9),
     )
 
 
 def _confidence(residuals: Residuals, coefficients: Sequence[Coefficient]) -> str:
     """high, medium or low, by what the fit leaves unexplained."""
     unknown = [one.name for one in coefficients if not one.known]
-    if residuals.tpot_p50 <= 0.03 and residuals.ttft_p50 <= 0.08:
+    first, rest = residuals.ttft_p50 or 0.0, residuals.tpot_p50 or 0.0
+    if rest <= 0.03 and first <= 0.08:
         level = "high"
-    elif residuals.tpot_p50 <= 0.08 and residuals.ttft_p50 <= 0.2:
+    elif rest <= 0.08 and first <= 0.2:
         level = "medium"
     else:
         level = "low"

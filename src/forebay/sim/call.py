@@ -46,6 +46,11 @@ class Call:
         self.restart()
         self.request = self.ticket = None
 
+    def forget(self) -> None:
+        """It has ended. It and its request refer to each other: broken here, both are gone at once, which over
+        millions of requests is faster than leaving them to the garbage collector."""
+        self.front = self.request = self.ticket = self.lease = None
+
     def restart(self) -> None:
         """Forget what an engine made of it."""
         self.lease = None

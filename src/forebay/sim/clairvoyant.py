@@ -67,10 +67,13 @@ def clairvoyant(scenario: Scenario) -> Optimum:
     if isinstance(profile, EncoderProfile):
         within_ns = _ns(min(bound for bound in (scenario.ttft_ms, scenario.latency_ms) if bound is not None))
         max_batch = engines.max_num_seqs or ENCODER_MAX_BATCH
-        work = profile.batch_ms(max_batch) / max_batch * NS_PER_MS
-        jobs = [Job(work, at, at + within_ns) for at in moments]
         exact = encoder_optimum(profile, moments, within_ns, max_batch) if engines.count == 1 else None
-        return Optimum(len(jobs), fractional_optimum(jobs, engines.count), exact)
+        work = _least_work(profile, max_batch, within_ns)
+        if work is None:
+            return Optimum(len(moments), 0.0, exact)
+        return Optimum(
+            len(moments), fractional_optimum([Job(work, at, at + within_ns) for at in moments], engines.count), exact
+        )
     limits = limits_of(profile, engines)
     at_most = min(
         fractional_optimum(jobs, engines.count) for jobs in _relaxations(profile, limits, scenario, moments, sizes)
@@ -127,6 +130,12 @@ def encoder_optimum(profile: EncoderProfile, moments: Sequence[int], within_ns: 
                     best[served + size] = ends
         done_by.append(best)
     return max(served for served, at in enumerate(done_by[-1]) if at < inf)
+
+
+def _least_work(profile: EncoderProfile, max_batch: int, within_ns: int) -> float | None:
+    """An input's least share of a batch that ends in time, in ns; None when no batch does."""
+    batches = ((size, profile.batch_ms(size) * NS_PER_MS) for size in range(1, max_batch + 1))
+    return min((took / size for size, took in batches if took <= within_ns), default=None)
 
 
 def subset_optimum(

@@ -195,6 +195,7 @@ class Callers:
 
     def _end(self, call: Call, outcome: OutcomeName, reason: str, status: int) -> None:
         call.done = True
+        call.forget()
         self.open -= 1
         self.records.status[call.index] = status
         self.records.end(call.index, outcome, reason, self._world.now)

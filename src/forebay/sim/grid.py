@@ -16,7 +16,7 @@ from forebay.sim.bounds import FluidBound, fluid_bound
 from forebay.sim.clairvoyant import Optimum, clairvoyant
 from forebay.sim.export import run_records
 from forebay.sim.figures import Extras, SizeClass
-from forebay.sim.policies import BUILT_IN, TPOT_SHARE, Policy, Sizing, policy, sizing
+from forebay.sim.policies import BUILT_IN, GUARDED, TPOT_SHARE, Policy, Sizing, policy, sizing
 from forebay.sim.run import Outcome
 from forebay.sim.scenario import ClientSpec, EngineSpec, Scenario, WorkloadSpec
 
@@ -125,7 +125,8 @@ class Grid:
             raise UsageError(_impossible(base, capacity))
         size = _sizing(asked, base)
         slo_ms = base.ttft_ms or base.latency_ms
-        policies = [policy(name, size, slo_ms=slo_ms) for name in asked.policies or BUILT_IN]
+        usual = [name for name in BUILT_IN if name != GUARDED or base.tpot_ms is not None]
+        policies = [policy(name, size, slo_ms=slo_ms, tpot_ms=base.tpot_ms) for name in asked.policies or usual]
         grid = cls([], [], [])
         for label, workload in _workloads(asked, base, capacity):
             of_load = msgspec.structs.replace(base, workload=workload)
@@ -313,6 +314,7 @@ def _sizing(asked: Asked, base: Scenario) -> Sizing:
         max_batch=base.engines.max_num_seqs,
         latency_ms=min(bounds) if bounds else None,
         in_flight=asked.in_flight,
+        kv_tokens=base.engines.kv_tokens,
     )
 
 

@@ -110,6 +110,24 @@ def inverse_diagonal(matrix: Matrix) -> list[float] | None:
     return diagonal
 
 
+def standard_error(products: Matrix, values: Sequence[float], index: int, variance: float) -> float:
+    """Of one coefficient, beside those in use and, at the worst, one more that was left out but might share its part.
+
+    inf when another could have all of it. `variance` is that of a row of weight 1.
+    """
+    if products[index][index] <= 0:
+        return math.inf
+    used = {i for i, value in enumerate(values) if value > 0} | {index}
+    worst = 0.0
+    for other in {-1} | {i for i in range(len(values)) if i not in used and products[i][i] > 0}:
+        columns = sorted(used | {other} - {-1})
+        diagonal = inverse_diagonal([[products[i][j] for j in columns] for i in columns])
+        if diagonal is None:
+            return math.inf
+        worst = max(worst, math.sqrt(variance * diagonal[columns.index(index)]))
+    return worst
+
+
 def _cholesky(matrix: Matrix) -> Matrix | None:
     count = len(matrix)
     lower = [[0.0] * count for _ in range(count)]

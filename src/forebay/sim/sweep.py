@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from multiprocessing.connection import Connection, wait
@@ -209,9 +209,16 @@ def _content(name: str | None) -> str:
     if name is None:
         return ""
     try:
-        return hashlib.sha256(Path(name).read_bytes()).hexdigest()[:16]
+        state = os.stat(name)
+        return _digest(name, state.st_size, state.st_mtime_ns)
     except OSError:
         return name
+
+
+@lru_cache(maxsize=64)
+def _digest(name: str, _size: int, _modified_ns: int) -> str:
+    """A large file is read once for all scenarios that use it, and again when it has changed."""
+    return hashlib.sha256(Path(name).read_bytes()).hexdigest()[:16]
 
 
 # ---- local processes -----------------------------------------------------------------------------------------------
@@ -231,14 +238,14 @@ def _in_processes(missing: dict[str, Scenario], count: int, rows: bool) -> Gener
             workers[ours] = worker = context.Process(target=_work, args=(theirs,), daemon=True)
             worker.start()
             theirs.close()
-            _give(ours, queue)
+            _give(ours, worker, queue)
         left = len(missing)
         while left:
             for ready in wait(list(workers)):
                 assert isinstance(ready, Connection)
                 yield _taken(ready, workers[ready])
                 left -= 1
-                _give(ready, queue)
+                _give(ready, workers[ready], queue)
     finally:
         for connection, process in workers.items():
             connection.close()
@@ -247,22 +254,29 @@ def _in_processes(missing: dict[str, Scenario], count: int, rows: bool) -> Gener
             process.join()
 
 
-def _give(connection: Connection, queue: Iterator[_Task]) -> None:
+def _give(connection: Connection, worker: BaseProcess, queue: Iterator[_Task]) -> None:
     """The next task for a worker, if there is one."""
     task = next(queue, None)
     if task is not None:
-        connection.send_bytes(msgspec.msgpack.encode(task))
+        try:
+            connection.send_bytes(msgspec.msgpack.encode(task))
+        except OSError:
+            raise _gone(worker) from None
 
 
 def _taken(connection: Connection, worker: BaseProcess) -> _Answer:
     try:
         return msgspec.msgpack.decode(connection.recv_bytes(), type=_Answer)
-    except EOFError:
-        worker.join(timeout=10)
-        raise ForebayError(
-            f"a simulating process ended with status {worker.exitcode}: too little memory? Finished runs are kept; "
-            "use fewer processes"
-        ) from None
+    except (EOFError, OSError):
+        raise _gone(worker) from None
+
+
+def _gone(worker: BaseProcess) -> ForebayError:
+    """The error that says why a worker is not there any more."""
+    worker.join(timeout=10)
+    killed = worker.exitcode is not None and worker.exitcode < 0
+    why = "was killed: too little memory? Use fewer processes" if killed else "failed: its error stands above"
+    return ForebayError(f"a simulating process {why} (status {worker.exitcode}). What was finished before is kept")
 
 
 def _work(connection: Connection) -> None:

@@ -74,22 +74,26 @@ class GatewayProcess:
         *,
         ready: bool = True,
         environment: Mapping[str, str] | None = None,
-        flags: Sequence[str] = ("--port", "0", "--admin-port", "0"),
+        ports: tuple[int, int] = (0, 0),
     ) -> None:
-        """`environment` is added to this process's own, from which every FOREBAY_ variable is taken out."""
+        """`environment` is added to our own without its FOREBAY_ variables. With given ports (data, admin) nothing is
+        waited for."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "forebay.toml").write_text(to_toml(config))
         self._stdout = folder / "stdout"
         self._stderr = folder / "stderr"
+        self.port, self.admin_port = ports
         command = [sys.executable, "-m", "forebay", "serve", "--config", str(folder / "forebay.toml")]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
             self.process = subprocess.Popen(
-                [*command, *flags],
+                [*command, "--port", str(self.port), "--admin-port", str(self.admin_port)],
                 stdout=out,
                 stderr=err,
                 env=inherited | {"PYTHONUNBUFFERED": "1"} | dict(environment or {}),
             )
+        if any(ports):
+            return
         try:
             self.port = int(self._line(LISTENING))
             self.admin_port = int(self._line(ADMIN))

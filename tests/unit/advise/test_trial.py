@@ -46,8 +46,8 @@ def test_the_runs_differ_in_nothing_but_the_mode() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "REQUESTS", 150)
-    monkeypatch.setattr(trial, "SHORTEST_S", 5.0)
+    monkeypatch.setattr(trial, "REQUESTS", 100)
+    monkeypatch.setattr(trial, "SHORTEST_S", 4.0)
     monkeypatch.setattr(trial, "ENCODER_SHORTEST_S", 0.2)
 
 
@@ -82,6 +82,9 @@ def test_a_simulation_that_disagrees_says_so() -> None:
     better = msgspec.structs.replace(runs[1], goodput_per_s=2 * runs[0].goodput_per_s + 1)
     said = trial.verdict([runs[0], better], nothing_lost=False)
     assert said.startswith(f"Here {better.mode} has more completions in time")
+    assert "do not slow down" in trial.verdict(
+        [msgspec.structs.replace(runs[0], mode="backpressure"), better], nothing_lost=False
+    )
     nothing = msgspec.structs.replace(runs[0], goodput_per_s=0.0)
     assert "(all)" in trial.verdict([nothing, better], nothing_lost=False)
     lossy = msgspec.structs.replace(runs[0].counts, completed=runs[0].counts.completed - 1)

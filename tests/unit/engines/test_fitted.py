@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,15 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert profile_named(str(path)) == content().profile
 
 
+def test_a_curve_takes_the_place_of_the_roofline() -> None:
+    curved = replace(content().profile, curve=((1, 10.0), (8, 24.0), (16, 24.0), (32, 56.0)), seq=0.5, kv=2.0, att=0.0)
+    assert curved.step_ms(1, 1, 0, 0.0) == pytest.approx(10.5)
+    assert curved.step_ms(4, 4, 500, 0.0) == pytest.approx(10 + 6 + 2 + 1)
+    assert curved.step_ms(12, 0, 0, 0.0) == pytest.approx(24)
+    assert curved.step_ms(16, 0, 0, 0.0) == pytest.approx(24)
+    assert curved.step_ms(64, 0, 0, 0.0) == pytest.approx(120)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -52,6 +62,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         (lambda d: d["profile"].update(c0="fast"), "Expected `float`, got `str` - at `$.profile.c0`"),
         (lambda d: d["limits"].update(max_num_seqs=0), "max_num_seqs must be at least 1"),
         (lambda d: d["front"].update(fixed_ms=-2), "front.fixed_ms is -2"),
+        (lambda d: d["profile"].update(curve=[[1, 5.0]]), "profile.curve has one point"),
+        (lambda d: d["profile"].update(curve=[[1, 5.0], [4, 3.0]]), "profile.curve[1]: tokens must grow"),
+        (lambda d: d["profile"].update(curve=[[4, 1.0], [4, 3.0]]), "profile.curve[1]: tokens must grow"),
         (lambda d: d.update(kind="other"), "Invalid enum value 'other'"),
     ],
 )

@@ -183,6 +183,7 @@ def test_the_verdict_counts_both_ways(plan: Plan) -> None:
     assert found.saved_by_hybrid == pytest.approx(0.3)
     assert found.per_gpu_by_hybrid == pytest.approx(1 / 3)
     assert "within reach" in found.text
+    assert "paid for" not in found.text
     alike = verdict(
         [Comparison(mode=mode, fleet=fleet, sustains=1.2) for mode in ("hybrid", "admission", "backpressure")]
     )

@@ -14,7 +14,8 @@ from forebay.engines.simulated.model import EngineLimits, EngineModel
 from forebay.engines.simulated.profiles import StepProfile, profile_named
 from forebay.errors import UsageError
 from forebay.report.records import RequestRecord
-from forebay.sim.calibrate import Calibration, fit, fitted, offers_of
+from forebay.sim.calibrate import Calibration, fit, fitted
+from forebay.sim.features import offers_of
 from forebay.sim.replay import Offer, Timing, replay
 
 LIMITS = EngineLimits(16, 128, 8192)
@@ -177,6 +178,21 @@ def test_an_engine_that_guards_its_answers_is_fitted_as_one() -> None:
     right, wrong = fit(runs, guarded, TRUE), fit(runs, LIMITS, TRUE)
     assert max(map(abs, step_errors(right))) < 0.02
     assert right.residuals.ttft_p90 < wrong.residuals.ttft_p90
+
+
+def test_an_engine_that_no_roofline_describes_gets_a_curve() -> None:
+    # As matrix products by blocks are: steep for few rows, flat up to a block, then in proportion.
+    points = ((1, 40.0), (8, 62.0), (16, 63.0), (64, 180.0), (128, 350.0))
+    blocky = replace(TRUE, curve=points, seq=0.2, kv=3.0, att=300.0)
+    found = fit([served(offers, blocky, noise=0.01) for offers in probes() * 2], LIMITS, TRUE)
+    assert found.profile.curve
+    for tokens in (1, 2, 4, 8, 12, 16, 24, 48, 96, 128):
+        expected = blocky.step_ms(tokens, 1, 0, 0.0)
+        assert found.profile.step_ms(tokens, 1, 0, 0.0) == pytest.approx(expected, rel=0.05), tokens
+
+
+def test_a_roofline_is_kept_where_it_serves() -> None:
+    assert fit([served(offers, noise=0.02) for offers in probes()], LIMITS, TRUE).profile.curve == ()
 
 
 def test_the_same_data_give_the_same_fit() -> None:

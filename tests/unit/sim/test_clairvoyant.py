@@ -134,3 +134,8 @@ def test_an_optimum_needs_an_objective_and_a_small_load() -> None:
     )
     with pytest.raises(UsageError, match="at most 400 requests"):
         clairvoyant(long)
+
+
+def test_where_no_batch_ends_in_time_nothing_is_served() -> None:
+    best = clairvoyant(encoder_scenario("hybrid", 1000.0, 0.5))
+    assert (best.at_most, best.exact) == (0.0, 0)

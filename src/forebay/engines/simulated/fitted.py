@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,13 +44,16 @@ class Coefficient:
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """Observed against replayed with the fitted profile: absolute relative errors over requests, as shares of 1."""
+    """Observed against replayed with the fitted profile: absolute relative errors over requests, as shares of 1.
+
+    None: there was nothing to compare. From counters alone, `tpot` is of mean step times and there are no requests.
+    """
 
     requests: int
-    ttft_p50: float
-    ttft_p90: float
-    tpot_p50: float
-    tpot_p90: float
+    ttft_p50: float | None
+    ttft_p90: float | None
+    tpot_p50: float | None
+    tpot_p90: float | None
 
 
 class Fitted(msgspec.Struct, kw_only=True):
@@ -101,5 +105,14 @@ def _check(path: Path, content: Fitted) -> None:
             raise UsageError(f"{path}: {name} is {value}: it must be a number of at least 0")
     if not (math.isfinite(profile.p) and 1 <= profile.p <= 64):
         raise UsageError(f"{path}: profile.p is {profile.p}: it must lie within 1 and 64")
+    _check_curve(path, profile.curve)
     if profile.step_ms(1, 1, 1, 0.0) <= 0:
         raise UsageError(f"{path}: a step of this profile takes no time: c0 and w are 0, or nearly")
+
+
+def _check_curve(path: Path, curve: tuple[tuple[float, float], ...]) -> None:
+    if len(curve) == 1:
+        raise UsageError(f"{path}: profile.curve has one point: it needs two, or none")
+    for number, ((low, low_ms), (high, high_ms)) in enumerate(itertools.pairwise(curve)):
+        if not (0 <= low < high < math.inf and 0 <= low_ms <= high_ms < math.inf):
+            raise UsageError(f"{path}: profile.curve[{number + 1}]: tokens must grow from point to point, ms not fall")

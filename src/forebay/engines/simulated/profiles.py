@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -45,6 +47,10 @@ class StepProfile:
     """Prefill rate by prompt size in one step."""
     max_mixed_tokens: int | None = None
     """See `EngineLimits`."""
+    curve: tuple[tuple[float, float], ...] = ()
+    """Points (tokens, ms), ascending, of an engine that was measured in such detail: straight between them and beyond
+    the last. A step takes that in place of c0, w, r, p and e, which then only come near it, for bounds and estimates.
+    """
 
     def step_ms(self, tokens: int, sequences: int, context: int, pairs: float) -> float:
         """Time of one forward pass in ms.
@@ -52,9 +58,19 @@ class StepProfile:
         `tokens`: new tokens computed (decodes and prefill chunks); `sequences` in the batch; `context`: KV tokens
         read by the decoding sequences; `pairs`: (query, key) pairs of the prefill chunks.
         """
+        if self.curve:
+            base = _along(self.curve, tokens)
+            return base + self.seq * sequences + self.kv * context / 1e3 + self.att * pairs / 1e6
         roofline = float((self.w**self.p + (self.r * tokens) ** self.p) ** (1.0 / self.p))
         fixed = self.c0 + roofline + self.e * tokens + self.seq * sequences
         return fixed + self.kv * context / 1e3 + self.att * pairs / 1e6
+
+
+def _along(curve: tuple[tuple[float, float], ...], tokens: int) -> float:
+    """The curve's value in ms."""
+    index = min(max(1, bisect_right(curve, (tokens, math.inf))), len(curve) - 1)
+    (low, low_ms), (high, high_ms) = curve[index - 1], curve[index]
+    return low_ms + (high_ms - low_ms) * (tokens - low) / (high - low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +161,7 @@ def profile_named(name: str) -> Profile:
 
 
 def _step_profile(entry: _Entry) -> StepProfile:
-    coefficients = {name: entry.coeffs[name].value for name in ("c0", "w", "r", "p", "e", "seq", "kv", "att")}
+    coefficient = {name: entry.coeffs[name].value for name in ("c0", "w", "r", "p", "e", "seq", "kv", "att")}
     return StepProfile(
         name=entry.id,
         gpu=entry.gpu,
@@ -158,7 +174,14 @@ def _step_profile(entry: _Entry) -> StepProfile:
         max_num_batched_tokens=int(entry.max_num_batched_tokens.value),
         decode_tokens_per_s={batch: one.value for batch, one in entry.decode_tok_per_s.items()},
         prefill_tokens_per_s={size: one.value for size, one in entry.prefill_tok_per_s.items()},
-        **coefficients,
+        c0=coefficient["c0"],
+        w=coefficient["w"],
+        r=coefficient["r"],
+        p=coefficient["p"],
+        e=coefficient["e"],
+        seq=coefficient["seq"],
+        kv=coefficient["kv"],
+        att=coefficient["att"],
     )
 
 
