@@ -89,7 +89,7 @@ class Pool:
 
     def free(self, now: Instant) -> int:
         """Places that are free on engines that may be given work."""
-        return sum(max(0, e.limit.requests - e.places) for e in self.engines if e.health.available(now))
+        return sum(e.limit.requests - e.places for e in self.engines if e.has_room(0, now))
 
     def held_back(self, request: Request, now: Instant) -> bool:
         """Must it leave what is free to the classes above it?"""

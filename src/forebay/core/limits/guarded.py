@@ -34,12 +34,16 @@ class GuardedConfig:
     least: int = 2
     most: int = 1024
     interval_ns: int = 250 * MILLISECOND
-    tpot_share: float = 0.94  # of the objective is aimed at
+    tpot_share: float = 0.9  # of the objective is aimed at
     kv_share: float = 0.92
-    prefill_share: float = 0.45  # of the first-token objective may pass before a new prompt's turn
-    down_most: float = 0.85
-    up_most: float = 1.25  # per view
-    memory: float = 0.75  # share of what was seen that is kept from one view to the next
+    prefill_share: float = 0.3  # of the first-token objective may pass before a new prompt's turn
+    prefill_kept: float = 0.99  # of the best rate seen, from one view to the next
+    memory_slow: float = 0.92  # of what was seen is kept from one view to the next: about three seconds
+    memory_fast: float = 0.75  # about one second
+    alarm: float = 1.3  # times the aim, over the last second, is too late for small steps
+    down_slow: float = 0.96  # per view, at most
+    down_fast: float = 0.85  # the same after an alarm
+    up_most: float = 1.25
     tokens_min: int = 16  # fewer say nothing yet
     signal_ns: int = 3 * SECOND  # what the engine says of itself is not known any more after this long
     kv_full: float = 0.97  # used share of the cache from which on the window does not grow
@@ -66,8 +70,8 @@ class Guarded:
         self._overfull = 0  # signals in a row that spoke of a queue inside the engine
         self._config = config
         self._limit = float(self.requests)
-        self._prefill_rate = 0.0  # prompt tokens per ns while prompts were waiting in the engine
-        self._spent_ns = self._tokens = 0.0  # time and tokens of the streams, the older ones fading
+        self._prefill_rate = self._prefill_best = 0.0  # prompt tokens per ns: lately, and the best of the last while
+        self._slow, self._fast = _Pace(config.memory_slow), _Pace(config.memory_fast)
         self._whole_ns = self._whole_tokens = 0  # of answers that were not streamed, since the last view
 
     def answered(self, answer: Answer, now: Instant) -> None:  # noqa: ARG002
@@ -102,21 +106,24 @@ class Guarded:
         """Trim the window by the pace, and set the other guards anew."""
         self._guard_memory(view)
         self._guard_prefill(view)
-        gap_ns = self._gap(view)
-        if gap_ns <= 0:
+        config, slow, fast = self._config, self._slow, self._fast
+        streams = bool(view.generated) or not self._whole_tokens
+        spent_ns = view.decoding_ns if streams else self._whole_ns
+        tokens = view.generated if streams else self._whole_tokens
+        self._whole_ns = self._whole_tokens = 0
+        slow.take(spent_ns, tokens, view)
+        fast.take(spent_ns, tokens, view)
+        if slow.tokens < config.tokens_min:
             return
-        self.gap_ns = gap_ns
-        config = self._config
-        aim_ns = config.tpot_share * config.tpot_ns
-        if gap_ns > aim_ns:
-            # What made the gap is what was in flight, not what was allowed.
-            self._limit = min(self._limit, max(view.in_flight_most, 1.0)) * max(config.down_most, aim_ns / gap_ns)
-        elif gap_ns < aim_ns and self._may_grow(now) and (view.waiting or view.in_flight_most >= 0.9 * self._limit):
-            # The gap grows no faster than the window (it is a constant and a part in proportion), so a window larger by
-            # aim / gap still keeps the aim. That step is spread over the views that it takes to see what it did.
-            self._limit += max(1.0, self._limit * (min(config.up_most, (aim_ns / gap_ns) ** (1 - config.memory)) - 1.0))
-        self._limit = max(config.least, min(config.most, self._limit))
-        self.requests = int(self._limit)
+        self.gap_ns = slow.gap_ns
+        aim_ns, limit = config.tpot_share * config.tpot_ns, self._limit
+        if fast.gap_ns > config.alarm * aim_ns and fast.tokens >= config.tokens_min:
+            self._shrink(max(fast.window(aim_ns), config.down_fast * min(limit, max(1, view.in_flight_most))))
+        elif slow.gap_ns > aim_ns:
+            self._shrink(max(slow.window(aim_ns), config.down_slow * limit))
+        elif self._may_grow(now) and (view.waiting or view.in_flight_most >= 0.9 * limit):
+            self._limit = min(config.most, max(limit, min(slow.window(aim_ns), config.up_most * limit + 1.0)))
+            self.requests = int(self._limit)
 
     def _may_grow(self, now: Instant) -> bool:
         """Not after a preemption, and not while the cache is full as far as is known."""
@@ -124,15 +131,6 @@ class Guarded:
             return False
         full = (self._signal.kv_share or 0.0) >= self._config.kv_full
         return not full or now - self._signal_at > self._config.signal_ns
-
-    def _gap(self, view: View) -> float:
-        """The pace over the last few views: one step that carried long prompts is no reason to act."""
-        config = self._config
-        streams = bool(view.generated) or not self._whole_tokens
-        self._spent_ns = config.memory * self._spent_ns + (view.decoding_ns if streams else self._whole_ns)
-        self._tokens = config.memory * self._tokens + (view.generated if streams else self._whole_tokens)
-        self._whole_ns = self._whole_tokens = 0
-        return self._spent_ns / self._tokens if self._tokens >= config.tokens_min else 0.0
 
     def _guard_memory(self, view: View) -> None:
         """Leases do not all peak together: what the sum of their peaks has too much, the sum may have more."""
@@ -142,9 +140,46 @@ class Guarded:
             self.tokens = max(1, int(self._config.kv_share * kv_tokens) + spare)
 
     def _guard_prefill(self, view: View) -> None:
+        """The best rate of the last while is what the engine can do; most of the time it does what is asked of it."""
         config = self._config
-        if view.prefilled and view.prefilling and view.elapsed_ns:
+        if view.elapsed_ns:
             rate = view.prefilled / view.elapsed_ns
-            self._prefill_rate += 0.3 * (rate - self._prefill_rate) if self._prefill_rate else rate
-        if self._prefill_rate:
-            self.prefill_tokens = max(1, int(config.prefill_share * config.ttft_ns * self._prefill_rate))
+            self._prefill_rate += (1 - config.memory_fast) * (rate - self._prefill_rate)
+            self._prefill_best = max(self._prefill_rate, config.prefill_kept * self._prefill_best)
+        if self._prefill_best:
+            self.prefill_tokens = max(1, int(config.prefill_share * config.ttft_ns * self._prefill_best))
+
+
+class _Pace:
+    """Time and tokens of the streams, and requests in flight, all over the same stretch of the past, which fades.
+
+    Because they belong together, what they say of a larger window does not depend on how late they say it.
+    """
+
+    __slots__ = ("_elapsed_ns", "_held_ns", "_memory", "_spent_ns", "tokens")
+
+    def __init__(self, memory: float) -> None:
+        self.tokens = 0.0
+        self._memory = memory
+        self._spent_ns = self._held_ns = self._elapsed_ns = 0.0
+
+    def take(self, spent_ns: int, tokens: int, view: View) -> None:
+        """Take in a view. `spent_ns` is the time in which these tokens were made, summed over their streams."""
+        memory = self._memory
+        self._spent_ns = memory * self._spent_ns + spent_ns
+        self.tokens = memory * self.tokens + tokens
+        self._held_ns = memory * self._held_ns + view.in_flight * view.elapsed_ns
+        self._elapsed_ns = memory * self._elapsed_ns + view.elapsed_ns
+
+    @property
+    def gap_ns(self) -> float:
+        """Mean time between two tokens of a stream."""
+        return self._spent_ns / self.tokens
+
+    def window(self, aim_ns: float) -> float:
+        """The requests in flight that would make this gap, were the gap in proportion to them.
+
+        It is a constant and a part in proportion: below the aim this many keep it, and a little less than it; above
+        it the way down takes several steps.
+        """
+        return self._held_ns / max(1.0, self._elapsed_ns) * aim_ns * self.tokens / max(1.0, self._spent_ns)
