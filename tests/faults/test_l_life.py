@@ -95,7 +95,7 @@ def test_l02_sigterm_with_work_in_progress(backend: FakeBackend, tmp_path: Path)
     """L-02: two streams run, three requests wait, connections are idle, and new ones come for as long as load
     balancers take to hear of it. Readiness is 503 at once; what is new is served during server.drain_delay_s and told
     503 and `connection: close` afterwards, never reset; what was admitted ends; exit 0 before the deadline."""
-    delay_s, running_s = 0.8, 2.4
+    delay_s, running_s = 0.6, 1.8
     server = {"drain_delay_s": delay_s, "drain_timeout_s": 10}
     gateway = GatewayProcess(config_for(backend, slots=2, server=server, **PATIENT), tmp_path)
     try:
@@ -114,7 +114,7 @@ def test_l02_sigterm_with_work_in_progress(backend: FakeBackend, tmp_path: Path)
             signalled = time.monotonic()
             ready = eventually(lambda: _is_503(gateway), 0.5)
             assert ready.head.at - signalled < 0.3, "at once"
-            late = _arrivals(gateway, signalled, delay_s, until=signalled + 1.6)
+            late = _arrivals(gateway, signalled, delay_s, until=signalled + 1.2)
             for client in streams:
                 assert list(client.events())[-1] == DONE
             waiting.read(5.0)

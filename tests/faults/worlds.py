@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,8 +35,13 @@ def trace(
     return str(path)
 
 
-def simulation(
-    arrivals: str,
+def simulation(arrivals: str, **fields: Any) -> Simulation:
+    """A trace file against simulated engines behind the pipeline of a normal configuration; not run yet."""
+    return Simulation(_scenario(WorkloadSpec(trace=arrivals), **fields))
+
+
+def _scenario(
+    workload: WorkloadSpec,
     *,
     concurrency: str,
     sections: str = "",
@@ -44,27 +50,23 @@ def simulation(
     faults: Sequence[FaultSpec] = (),
     clients: ClientSpec | None = None,
     **fields: Any,
-) -> Simulation:
-    """A trace file against simulated engines behind the pipeline of a normal configuration; not run yet."""
-    config = f'{sections}\n[[engines]]\nname = "e"\nkind = "simulated"\n[engines.concurrency]\n{concurrency}\n'
-    return Simulation(
-        Scenario(
-            name="field-fault",
-            policy="as configured",
-            config=config,
-            engines=EngineSpec(profile=GPU, count=engines, max_num_seqs=seats, faults=tuple(faults)),
-            workload=WorkloadSpec(trace=arrivals),
-            clients=clients or ClientSpec(),
-            **fields,
-        )
+) -> Scenario:
+    return Scenario(
+        name="field-fault",
+        policy="as configured",
+        config=f'{sections}\n[[engines]]\nname = "e"\nkind = "simulated"\n[engines.concurrency]\n{concurrency}\n',
+        engines=EngineSpec(profile=GPU, count=engines, max_num_seqs=seats, faults=tuple(faults)),
+        workload=workload,
+        clients=clients or ClientSpec(),
+        **fields,
     )
 
 
-def capacity(path: Path, *, concurrency: str, seats: int = 8, prompt: int = 256, output: int = 32) -> float:
-    """Requests per second that the same engine completes when far more are offered."""
-    long = simulation(
-        trace(path, [(0, 30, 400)], prompt=prompt, output=output), concurrency=concurrency, seats=seats, warm_up_s=5.0
-    )
+@cache
+def capacity(concurrency: str, seats: int = 8) -> float:
+    """Requests per second, of the size of `trace`, that the same engine completes when far more are offered."""
+    offered = WorkloadSpec(rate=400.0, duration_s=20.0, prompt_tokens="256", output_tokens="32")
+    long = Simulation(_scenario(offered, concurrency=concurrency, seats=seats, warm_up_s=5.0))
     long.run()
     return long.outcome().result.served_per_s
 

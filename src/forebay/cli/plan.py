@@ -20,7 +20,7 @@ from forebay.plan.prices import PriceBook, price_book
 from forebay.plan.result import Plan
 from forebay.plan.show import print_plan
 from forebay.plan.traffic import Traffic, token_cost, workload_of
-from forebay.plan.trials import PlanInterruptedError, Trial, Trials, simulator, store_folder
+from forebay.plan.trials import PlanInterruptedError, Simulator, Trial, Trials, store_folder
 from forebay.report.publish import check_writable
 from forebay.sim.scenario import Scenario
 from forebay.sim.sweep import SweepInterruptedError
@@ -209,7 +209,7 @@ def _planned(question: Question, book: PriceBook, notes: list[str], options: dic
     console = Console(stderr=True)
     with console.status("planning") as status:
         line = _Line(status)
-        trials = Trials(simulator(options["processes"], store), line.answered)
+        trials = Trials(Simulator(options["processes"], store), line.answered)
         try:
             return make_plan(question, trials, book, notes=notes, say=line.say)
         except (KeyboardInterrupt, SweepInterruptedError):

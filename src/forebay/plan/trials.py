@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -77,23 +78,37 @@ class PlanInterruptedError(ForebayError):
     exit_code = 130
 
 
+WORTH_PROCESSES_S = 3.0
+"""A batch of simulations shorter than this is done before processes for it have started."""
+
 Simulate = Callable[[Sequence[Scenario], Callable[[Scenario], None]], Sequence[Trial]]
 """Runs scenarios; tells of each that was computed and not found in a store."""
 
 
-def simulator(processes: int | None, store: Path | None) -> Simulate:
-    """Simulations in parallel processes, finished ones kept in `store`."""
+class Simulator:
+    """Simulations, finished ones kept in `store`; in parallel processes where they take longer than starting those."""
 
-    def simulate(scenarios: Sequence[Scenario], done: Callable[[Scenario], None]) -> Sequence[Trial]:
+    def __init__(self, processes: int | None, store: Path | None) -> None:
+        self._processes, self._store = processes, store
+        self._seconds = 0.0  # of one simulation, as last seen in this process
+
+    def __call__(self, scenarios: Sequence[Scenario], done: Callable[[Scenario], None]) -> Sequence[Trial]:
+        """The trials, in order; `done` is told of each that was computed and not found in the store."""
+        computed = 0
+
+        def progress(_finished: int, _total: int, scenario: Scenario) -> None:
+            nonlocal computed
+            computed += 1
+            done(scenario)
+
+        alone = len(scenarios) == 1 or self._seconds * len(scenarios) < WORTH_PROCESSES_S
+        began = time.monotonic()
         outcomes = sweep(
-            scenarios,
-            processes=processes,
-            resume_dir=store,
-            progress=lambda _finished, _total, scenario: done(scenario),
+            scenarios, processes=1 if alone else self._processes, resume_dir=self._store, progress=progress
         )
+        if alone and computed:
+            self._seconds = (time.monotonic() - began) / computed
         return [trial_of(outcome) for outcome in outcomes]
-
-    return simulate
 
 
 class Trials:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -145,13 +146,13 @@ def _figures(scenario: Scenario, columns: Columns, rows: range, window: Window) 
     tally = Counter(outcome[rows.start :])
     counts = Counts(len(rows), *(tally[code] for code in range(len(OUTCOMES))))
     assert counts.offered == sum(tally[code] for code in range(len(OUTCOMES))), "a request has no outcome"
-    completed = [row for row in rows if outcome[row] == COMPLETED]
+    completed = array("q", (row for row in rows if outcome[row] == COMPLETED))  # of millions, lists take too much
     judge, start, end, seconds = Judge(scenario, columns), window.from_ns, window.to_ns, window.seconds
-    finished = [row for row in completed if start <= done[row] < end]
-    good = [row for row in finished if judge.good(row)]
+    finished = array("q", (row for row in completed if start <= done[row] < end))
+    good = array("q", (row for row in finished if judge.good(row)))
     tokens = _tokens_served(columns)
-    ttft = [columns.first_token_ns[row] - intended[row] for row in completed if columns.first_token_ns[row] != NEVER]
-    waits = [wait for row in completed if (wait := columns.queue_wait_ns[row]) != NEVER]
+    first = columns.first_token_ns
+    waits = (wait for row in completed if (wait := columns.queue_wait_ns[row]) != NEVER)
     reasons = Counter(columns.reason[row] for row in rows if outcome[row] in {SHED, EVICTED})
     failures = Counter(REASONS[columns.reason[row]] for row in rows if OUTCOMES[outcome[row]] == "failed")
     admitted = counts.offered - counts.shed
@@ -159,7 +160,7 @@ def _figures(scenario: Scenario, columns: Columns, rows: range, window: Window) 
         duration_s=seconds,
         counts=counts,
         latency_ms=_quantiles(done[row] - intended[row] for row in completed),
-        ttft_ms=_quantiles(ttft),
+        ttft_ms=_quantiles(first[row] - intended[row] for row in completed if first[row] != NEVER),
         queue_wait_ms=_quantiles(waits),
         served_per_s=len(finished) / seconds,
         goodput_per_s=len(good) / seconds,
@@ -249,7 +250,7 @@ def extras(scenario: Scenario, columns: Columns, window: Window) -> Extras:
 
 def size_classes(columns: Columns, from_ns: int, bounds: Sequence[int] = SIZE_BOUNDS) -> list[SizeClass]:
     """Every class that has requests, the small ones first."""
-    members: list[list[int]] = [[] for _ in range(len(bounds) + 1)]
+    members = [array("q") for _ in range(len(bounds) + 1)]
     for row in _measured(columns, from_ns):
         size = columns.prompt_tokens[row] + columns.asked_tokens[row]
         members[sum(1 for bound in bounds if size >= bound)].append(row)
@@ -258,7 +259,7 @@ def size_classes(columns: Columns, from_ns: int, bounds: Sequence[int] = SIZE_BO
     return [_size_class(columns, lower[n], upper[n], rows) for n, rows in enumerate(members) if rows]
 
 
-def _size_class(columns: Columns, from_tokens: int, to_tokens: int | None, rows: list[int]) -> SizeClass:
+def _size_class(columns: Columns, from_tokens: int, to_tokens: int | None, rows: Sequence[int]) -> SizeClass:
     completed = [row for row in rows if columns.outcome[row] == COMPLETED]
     shed = sum(1 for row in rows if columns.outcome[row] in {SHED, EVICTED})
     first, done, intended = columns.first_token_ns, columns.done_ns, columns.intended_ns

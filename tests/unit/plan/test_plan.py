@@ -22,7 +22,7 @@ from forebay.plan.prices import price_book
 from forebay.plan.result import Comparison, Plan
 from forebay.plan.show import print_plan
 from forebay.plan.traffic import Traffic, token_cost
-from forebay.plan.trials import Trials, simulator
+from forebay.plan.trials import Simulator, Trials
 from forebay.sim.scenario import WorkloadSpec
 
 OBJECTIVE = Objective(ttft_ms=1500.0, tpot_ms=150.0, attainment=0.95, max_shed=0.02)
@@ -41,7 +41,7 @@ def a_question(
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     book = price_book(given=["l40s=0.7", "l4=0.4"])
-    return make_plan(a_question(), Trials(simulator(1, None)), book, notes=["a note"])
+    return make_plan(a_question(), Trials(Simulator(1, None)), book, notes=["a note"])
 
 
 def test_the_answer_is_the_cheapest_candidate_that_keeps_the_objective(plan: Plan) -> None:
@@ -126,8 +126,8 @@ def test_the_page_stands_alone_and_holds_the_curves(plan: Plan) -> None:
 def test_finished_simulations_are_used_again(tmp_path: Path) -> None:
     book = price_book(given=["l40s=0.7", "l4=0.4"])
     question = a_question(rate=1.0, compare=False, vary=False)
-    first = make_plan(question, Trials(simulator(1, tmp_path)), book)
-    again = make_plan(question, Trials(simulator(1, tmp_path)), book)
+    first = make_plan(question, Trials(Simulator(1, tmp_path)), book)
+    again = make_plan(question, Trials(Simulator(1, tmp_path)), book)
     assert first.simulations_reused == 0
     assert again.simulations_reused == again.simulations == first.simulations
     assert (again.answer, again.candidates) == (first.answer, first.candidates)
@@ -136,27 +136,27 @@ def test_finished_simulations_are_used_again(tmp_path: Path) -> None:
 def test_an_impossible_objective_is_answered_with_the_nearest() -> None:
     asked = Objective(ttft_ms=20.0)
     with pytest.raises(UsageError, match=r"ttft 20 ms cannot be met by any candidate: the fastest, l40s") as error:
-        make_plan(a_question(objective=asked), Trials(simulator(1, None)), price_book())
+        make_plan(a_question(objective=asked), Trials(Simulator(1, None)), price_book())
     nearest = re.search(r"--ttft-ms (\d+)", str(error.value))
     assert nearest is not None
     met = Objective(ttft_ms=float(nearest.group(1)), attainment=0.9, max_shed=0.05)
     question = a_question(objective=met, rate=0.5, compare=False, vary=False)
-    assert make_plan(question, Trials(simulator(1, None)), price_book(given=["l40s=1", "l4=1"])).answer.window.meets
+    assert make_plan(question, Trials(Simulator(1, None)), price_book(given=["l40s=1", "l4=1"])).answer.window.meets
 
 
 def test_bounds_that_hold_apart_and_not_together() -> None:
     both = Objective(ttft_ms=150.0, latency_ms=3000.0, attainment=0.5, max_shed=0.0)
     question = a_question(objective=both, gpus=("l4",))
     with pytest.raises(UsageError, match="together"):
-        make_plan(question, Trials(simulator(1, None)), price_book())
+        make_plan(question, Trials(Simulator(1, None)), price_book())
 
 
 def test_too_few_gpus_are_said() -> None:
     with pytest.raises(UsageError, match=r"needs more than --max-gpus 1: at least \d+ x"):
-        make_plan(a_question(rate=100.0, most_gpus=1), Trials(simulator(1, None)), price_book())
+        make_plan(a_question(rate=100.0, most_gpus=1), Trials(Simulator(1, None)), price_book())
     tight = a_question(rate=9.0, most_gpus=1, compare=False, objective=Objective(ttft_ms=120.0, tpot_ms=60.0))
     with pytest.raises(UsageError, match=r"no fleet of up to 1 GPUs keeps it: .* The nearest, 1 x l40s"):
-        make_plan(tight, Trials(simulator(1, None)), price_book())
+        make_plan(tight, Trials(Simulator(1, None)), price_book())
 
 
 def test_an_encoder_is_planned_by_its_batches() -> None:
@@ -165,7 +165,7 @@ def test_an_encoder_is_planned_by_its_batches() -> None:
     workload = WorkloadSpec(rate=400.0, duration_s=2.0, prompt_tokens="128", output_tokens="1")
     traffic = Traffic(workload, name="texts", seed=1, window_s=1.0, cost=token_cost(found[0].profile))
     asked = Objective(latency_ms=60.0)
-    plan = make_plan(Question(found, traffic, asked, compare=False, vary=False), Trials(simulator(1, None)), book)
+    plan = make_plan(Question(found, traffic, asked, compare=False, vary=False), Trials(Simulator(1, None)), book)
     assert plan.answer.setup.batch > 1
     assert loads(plan.config, environment={}).config.engines[0].batching is not None
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import msgspec
+import pytest
+from rich.console import Console
+
+from forebay.cli.article import print_tables
 from forebay.sim import article
 from forebay.sim.article import APPROACHES, CLAIMS, Claim, Gate, Load, Reading, misfit
 from forebay.sim.sweep import sweep
@@ -50,15 +55,23 @@ def test_the_search_finds_the_nearest_of_what_it_tries(monkeypatch: pytest.Monke
         assert fit.worst >= max(singles) > 1.0
 
 
-def test_the_experiment_has_every_row_beside_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = article.experiment(runner, seeds=(1, 2), duration_s=0.6)
+def test_the_experiment_has_every_row_beside_its_claim() -> None:
+    found = article.experiment(runner, seeds=(1, 2), duration_s=0.4)
     assert len(found.tables) == len(article.NEAREST) + 2
     for table in found.tables:
         assert [row.name for row in table.rows[:3]] == list(APPROACHES)
         assert [row.claim for row in table.rows[:3]] == list(CLAIMS.values())
         assert all(row.misfit is not None and row.misfit > 1.0 for row in table.rows[:3])
     assert found.tables[0].rows[3].name == article.DEFAULTS
-    assert found.tables[0].rows[3].claim is None
+    assert [row.claim for row in found.tables[0].rows[3:]] == [None, None]
+    out = io.StringIO()
+    print_tables(Console(file=out, width=200), found)
+    assert "842 → " in out.getvalue()
+    assert article.DEFAULTS in out.getvalue()
+    assert msgspec.json.decode(found.to_json(), type=article.Experiment) == found
+    page = article.page(found)
+    assert "uPlot" in page
+    assert "2100 requests/s, gamma gaps of CV 12" in page
 
 
 def test_a_reading_says_what_was_counted() -> None:

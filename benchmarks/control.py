@@ -1,0 +1,171 @@
+"""The control brain beside its rivals: goodput, waits, recovery, fairness, changes of mix, classes, wasted work.
+
+``python -m benchmarks.control`` (or ``make bench NAME=control``) simulates every policy on the same engines and the
+very same arrivals, five seeds each, and writes ``benchmarks/results/control-DATE.json`` and the generated sections of
+``docs/control.md``. Hand-set windows and the rivals' signals are chosen first, on seeds of their own, so that each is
+at its best. ``--quick`` takes one seed and short runs; ``--only`` takes some of the cases; ``--keep`` keeps finished
+runs of the same code, so that an interrupted benchmark goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from benchmarks import environment, tables
+from benchmarks.control_bounds import bounds
+from benchmarks.control_cases import A100, CASES, H100, Figures, Trial, measure
+from benchmarks.control_plan import PILOT_SEEDS, pilot, plan
+from benchmarks.control_tables import SECTIONS, section
+from benchmarks.peers import ROOT
+from forebay.sim.sweep import fingerprint
+
+SEEDS: Final = (1, 2, 3, 4, 5)
+PAGE: Final = ROOT / "docs" / "control.md"
+SOURCES: Final = ("cases", "policies", "rivals", "statistics", "world")
+
+
+def _code() -> str:
+    """Of everything that a run's figures depend on."""
+    digest = hashlib.sha256(fingerprint().encode())
+    for name in SOURCES:
+        digest.update((ROOT / "benchmarks" / f"control_{name}.py").read_bytes())
+    return digest.hexdigest()[:16]
+
+
+class Runner:
+    """Runs trials in processes of their own, and tells how far it is."""
+
+    def __init__(self, processes: int, keep: Path | None) -> None:
+        self._processes, self._keep, self._code = processes, keep, _code()
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, trials: Sequence[Trial]) -> dict[Trial, Figures]:
+        """The figures of each, in the order of the trials."""
+        found = {trial: kept for trial in trials if (kept := self._kept(trial)) is not None}
+        missing = [trial for trial in dict.fromkeys(trials) if trial not in found]
+        began = told = time.monotonic()
+        for done, (trial, figures) in enumerate(self._computed(missing), start=1):
+            found[trial] = figures
+            if self._keep is not None:
+                self._file(trial).write_text(json.dumps(figures))
+            if time.monotonic() - told > 10 or done == len(missing):
+                told = time.monotonic()
+                left = (told - began) / done * (len(missing) - done)
+                click.echo(f"  {done} of {len(missing)} runs, about {left:.0f} s to go", err=True)
+        return {trial: found[trial] for trial in trials}
+
+    def _computed(self, trials: Sequence[Trial]) -> Iterator[tuple[Trial, Figures]]:
+        if self._processes == 1:
+            yield from ((trial, measure(trial)) for trial in trials)
+            return
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self._processes, mp_context=context) as pool:
+            # Seed by seed, so that what an interrupted run keeps is whole; of each the long ones first.
+            ordered = sorted(trials, key=lambda trial: (trial.seed, trial.case != "shift", -trial.load))
+            futures = {pool.submit(measure, trial): trial for trial in ordered}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _file(self, trial: Trial) -> Path:
+        assert self._keep is not None
+        name = hashlib.sha256(f"{self._code}/{trial}".encode()).hexdigest()[:32]
+        return self._keep / f"{name}.json"
+
+    def _kept(self, trial: Trial) -> Figures | None:
+        if self._keep is None or not self._file(trial).is_file():
+            return None
+        kept: Figures = json.loads(self._file(trial).read_text())
+        return kept
+
+
+def benchmark(
+    run: Runner, cases: Sequence[str], seeds: Sequence[int], scale: float, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Everything: what was chosen beforehand, the bounds, and a row of figures per trial."""
+    say("choosing windows and signals")
+    chosen = pilot(run, scale, PILOT_SEEDS[: len(seeds)])
+    trials = plan(cases, seeds, scale, chosen)
+    say(f"{len(trials)} runs")
+    found = run(trials)
+    return {
+        "chosen": chosen.as_json(),
+        "bounds": bounds((A100, H100)),
+        "rows": [{**asdict(trial), "figures": figures} for trial, figures in found.items()],
+    }
+
+
+@click.command(help=__doc__)
+@click.option("--quick", is_flag=True, help="One seed, runs of 60 % of their length: a look, no result.")
+@click.option("--only", multiple=True, type=click.Choice(tuple(CASES)), help="Some of the cases.")
+@click.option("--seeds", type=click.IntRange(1, 50), default=len(SEEDS), show_default=True)
+@click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep finished runs here.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where results go.")
+@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
+@click.option("--again", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Tables of these results.")
+def main(
+    quick: bool,
+    only: tuple[str, ...],
+    seeds: int,
+    processes: int,
+    keep: Path | None,
+    json_path: Path | None,
+    dry: bool,
+    again: Path | None,
+) -> None:
+    load_before = environment.load_average()
+    cases = only or tuple(CASES)
+    if again is not None:
+        result = json.loads(again.read_text())
+    else:
+        began = time.monotonic()
+        result = benchmark(
+            Runner(processes, keep),
+            cases,
+            tuple(range(1, 2 if quick else seeds + 1)),
+            0.6 if quick else 1.0,
+            lambda text: click.echo(text, err=True),
+        )
+        result = {
+            "environment": environment.describe(load_before),
+            "command": shlex.join(["python", "-m", "benchmarks.control", *sys.argv[1:]]),
+            "rounds_run": 1 if quick else seeds,
+            "wall_s": round(time.monotonic() - began, 1),
+            "quick": quick,
+            **result,
+        }
+    sections = {name: section(name, result) for name in SECTIONS}
+    click.echo("\n".join(text for text in sections.values() if text))
+    if dry or quick or (again is not None and not PAGE.is_file()):
+        if json_path is not None:
+            json_path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        return
+    path = json_path or ROOT / "benchmarks" / "results" / f"control-{datetime.now(UTC):%Y-%m-%d}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    text = PAGE.read_text()
+    for name, body in sections.items():
+        if body:
+            text = tables.replace_section(text, name, body)
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
