@@ -103,7 +103,7 @@ class WaitForecast:
         if rate <= 0.0:
             return budget
         # A correction above 1 says that slots come late here: a few of them take so much longer.
-        floor = int(self.config.budget_floor_slots * min(2.0, max(1.0, self.correction)) * SECOND / rate)
+        floor = int(self.config.budget_floor_slots * max(1.0, self.correction) * SECOND / rate)
         return max(budget, min(floor, self.config.budget_ceiling_ns))
 
     def predict_ns(self, position: int, rate: float) -> int:
