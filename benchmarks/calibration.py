@@ -42,8 +42,8 @@ from forebay.load.workload import Workload
 from forebay.report.records import PhaseBounds, RequestRecord, RunHeader
 from forebay.sim.calibrate import Calibration
 
-FIRST_PROBING_S: Final = 45.0
-PROBING_S: Final = 20.0
+FIRST_PROBING_S: Final = 40.0
+PROBING_S: Final = 18.0
 DRAIN_S: Final = 120.0
 RESULTS: Final = ROOT / "benchmarks" / "results"
 

@@ -69,26 +69,26 @@ class Config(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, count=max(5, int(self.count * scale)))
 
 
-SHORT_E, LONG_E, TALK_E = ("16-48", "8-24"), ("96-224", "8-24"), ("8-24", "32-96")
-SHORT_V, LONG_V, TALK_V = ("32-160", "16-48"), ("256-700", "8-32"), ("8-32", "64-160")
+SHORT_E, LONG_E, TALK_E = ("16-48", "8-24"), ("64-160", "8-24"), ("8-24", "32-96")
+SHORT_V, LONG_V, TALK_V = ("32-160", "16-48"), ("192-448", "8-32"), ("8-32", "64-160")
 CONFIGS: Final = {
     "embedded": [
         Config("embedded, short, load 0.7", 0.7, *SHORT_E, 300, seed=11),
-        Config("embedded, short, load 0.4", 0.4, *SHORT_E, 250, seed=12),
+        Config("embedded, short, load 0.4", 0.4, *SHORT_E, 200, seed=12),
         Config("embedded, short, load 0.9", 0.9, *SHORT_E, 300, seed=13),
-        Config("embedded, short, load 1.2", 1.2, *SHORT_E, 300, seed=14),
+        Config("embedded, short, load 1.2", 1.2, *SHORT_E, 250, seed=14),
         Config("embedded, long prompts, load 0.7", 0.7, *LONG_E, 200, seed=15),
         Config("embedded, long answers, load 0.7", 0.7, *TALK_E, 200, seed=16),
-        Config("embedded, short, bursts, load 0.6", 0.6, *SHORT_E, 300, bursty=True, seed=17),
+        Config("embedded, short, bursts, load 0.6", 0.6, *SHORT_E, 250, bursty=True, seed=17),
         Config("embedded, short, load 0.7 again", 0.7, *SHORT_E, 300, seed=11),
     ],
     "vllm": [
         Config("vllm, short, load 0.7", 0.7, *SHORT_V, 300, seed=21),
-        Config("vllm, short, load 0.4", 0.4, *SHORT_V, 300, seed=22),
+        Config("vllm, short, load 0.4", 0.4, *SHORT_V, 250, seed=22),
         Config("vllm, short, load 0.9", 0.9, *SHORT_V, 350, seed=23),
         Config("vllm, short, load 1.2", 1.2, *SHORT_V, 350, seed=24),
         Config("vllm, long prompts, load 0.7", 0.7, *LONG_V, 200, seed=25),
-        Config("vllm, long answers, load 0.7", 0.7, *TALK_V, 250, seed=26),
+        Config("vllm, long answers, load 0.7", 0.7, *TALK_V, 200, seed=26),
         Config("vllm, short, bursts, load 0.6", 0.6, *SHORT_V, 300, bursty=True, seed=27),
         Config("vllm, short, load 0.7 again", 0.7, *SHORT_V, 300, seed=21),
     ],
