@@ -61,7 +61,7 @@ def check_limit(limit: Limit, *, seed: int = 1, cases: int = 2000) -> None:
 def _odd_view(chance: Random, in_flight: int) -> View:
     """A view with nothing in it, or with figures that no engine would have."""
     if chance.random() < 0.2:
-        return View(0, 0, 0, False, 0, 0, 0, 0, 0, 0)
+        return View(0, 0, 0, False, 0, 0, 0, 0, 0, 0, 0)
     return View(
         elapsed_ns=chance.randrange(1, SECOND),
         in_flight=in_flight,
@@ -70,6 +70,7 @@ def _odd_view(chance: Random, in_flight: int) -> View:
         decoding_ns=chance.randrange(100 * SECOND),
         generated=chance.randrange(5000),
         prefilled=chance.randrange(50_000),
+        prefilling_ns=chance.randrange(SECOND),
         prefilling=chance.randrange(50_000),
         expected_tokens=chance.randrange(1_000_000),
         peak_tokens=chance.randrange(1_000_000),

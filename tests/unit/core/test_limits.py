@@ -33,7 +33,7 @@ def answer(ms: float, in_flight: int = 1000, *, first_ms: float = 0, tokens: int
 def view(**given: Any) -> View:
     figures: dict[str, Any] = {
         "elapsed_ns": 250 * MILLISECOND, "in_flight": 0, "in_flight_most": 0, "waiting": False, "decoding_ns": 0,
-        "generated": 0, "prefilled": 0, "prefilling": 0, "expected_tokens": 0, "peak_tokens": 0,
+        "generated": 0, "prefilled": 0, "prefilling_ns": 0, "prefilling": 0, "expected_tokens": 0, "peak_tokens": 0,
     }  # fmt: skip
     return View(**(figures | given))
 
@@ -328,11 +328,11 @@ def test_guarded_bounds_the_prompts_ahead() -> None:
     limit = Guarded(GuardedConfig(ttft_ns=SECOND))
     assert limit.prefill_tokens == UNBOUNDED, "nothing is known yet"
     for _ in range(20):
-        limit.viewed(view(prefilled=2500), 0)  # 10,000 tokens/s
+        limit.viewed(view(prefilled=1000, prefilling_ns=100 * MILLISECOND), 0)  # 10,000 tokens/s, when there were any
     assert limit.prefill_tokens == pytest.approx(3000, rel=0.01)
     for _ in range(20):
-        limit.viewed(view(prefilled=5), 0)
-    assert limit.prefill_tokens > 2400, "little was asked of it; what it can do is forgotten slowly"
+        limit.viewed(view(prefilled=5, prefilling_ns=SECOND // 4), 0)
+    assert limit.prefill_tokens > 2400, "it is slow now; what it could do is forgotten slowly"
 
 
 def test_each_kind_is_built_from_its_config() -> None:

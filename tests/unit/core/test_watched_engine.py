@@ -146,3 +146,20 @@ def test_a_lower_limit_takes_nothing_back(bench: Any, leases: Any) -> None:
     for lease in running[:2]:
         assert leases(b.report(Finished(lease, None))) == [], "still as many as the new limit"
     assert len(leases(b.report(Finished(running[2], None)))) == 1
+
+
+def test_prefill_time_counts_only_while_a_prompt_waits_for_its_first_token() -> None:
+    e, limit = engine()
+    first = e.open(ticket(400, 9), None, 10 * MS)
+    e.open(ticket(100, 9, stream=False), None, 10 * MS)
+    second = e.open(ticket(200, 9), None, 20 * MS)
+    e.began(first, 30 * MS)
+    e.began(second, 45 * MS)
+    third = e.open(ticket(300, 9), None, 90 * MS)
+    e.show(False, 110 * MS)
+    view = limit.views[-1]
+    assert (view.prefilled, view.prefilling, view.prefilling_ns) == (600, 300, 35 * MS + 20 * MS)
+    e.close(third, 130 * MS)  # its client left
+    e.show(False, 210 * MS)
+    view = limit.views[-1]
+    assert (view.prefilled, view.prefilling, view.prefilling_ns) == (0, 0, 20 * MS)

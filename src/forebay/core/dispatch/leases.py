@@ -22,7 +22,9 @@ class Engine:
         "_generated",
         "_in_flight_most",
         "_leases",
+        "_prefill_since",
         "_prefilled",
+        "_prefilling_ns",
         "_seen_at",
         "health",
         "in_flight",
@@ -45,7 +47,8 @@ class Engine:
         self.view_at: Instant = 0  # when the limit wants its next view; 0: not while nothing is in flight
         self._leases: dict[Lease, None] = {}
         self._seen_at: Instant = 0
-        self._in_flight_most = self._decoding_ns = self._generated = self._prefilled = 0
+        self._in_flight_most = self._decoding_ns = self._generated = self._prefilled = self._prefilling_ns = 0
+        self._prefill_since: Instant = 0  # when the first of the prompts that are being prefilled came
 
     def has_room(self, tokens: int, now: Instant) -> bool:
         """May it take this much more? An idle engine takes any single request, however large."""
@@ -91,9 +94,8 @@ class Engine:
         if lease.open and not lease.ticket.first_token:
             lease.ticket.first_token = now
             if self.limit.learns and lease.ticket.request.stream:
-                prompt = lease.ticket.demand.input_tokens
-                self.prefill_tokens -= prompt
-                self._prefilled += prompt
+                self._prefilled += lease.ticket.demand.input_tokens
+                self._end_prefill(lease.ticket, now)
 
     @property
     def leases(self) -> Iterable[Lease]:
@@ -127,19 +129,23 @@ class Engine:
             self._decoding_ns,
             self._generated,
             self._prefilled,
+            self._prefilling_ns + (now - self._prefill_since if self.prefill_tokens else 0),
             self.prefill_tokens,
             self.tokens,
             self._peak_tokens(),
         )
         self._seen_at = now
         self._in_flight_most = self.in_flight
-        self._decoding_ns = self._generated = self._prefilled = 0
+        self._decoding_ns = self._generated = self._prefilled = self._prefilling_ns = 0
+        self._prefill_since = now
         self.view_at = now + self.limit.interval_ns if self.in_flight else 0
         self.limit.viewed(view, now)
 
     def _watch(self, lease: Lease, now: Instant) -> None:
         self._leases[lease] = None
         if lease.ticket.request.stream:
+            if not self.prefill_tokens:
+                self._prefill_since = now
             self.prefill_tokens += lease.ticket.demand.input_tokens
         if self.in_flight > self._in_flight_most:
             self._in_flight_most = self.in_flight
@@ -152,9 +158,14 @@ class Engine:
         del self._leases[lease]
         ticket = lease.ticket
         if ticket.request.stream and not ticket.first_token:
-            self.prefill_tokens -= ticket.demand.input_tokens
+            self._end_prefill(ticket, now)
         if not self._leases:
             self.view_at = self._prefilled = 0  # an idle engine asks for no timer; the next lease begins anew
+
+    def _end_prefill(self, ticket: Ticket, now: Instant) -> None:
+        self.prefill_tokens -= ticket.demand.input_tokens
+        if not self.prefill_tokens:
+            self._prefilling_ns += now - self._prefill_since
 
     def _count(self, lease: Lease, now: Instant) -> None:
         """Take in what a lease streamed since it was last counted, and the time that it streamed."""

@@ -70,7 +70,8 @@ class Guarded:
         self._overfull = 0  # signals in a row that spoke of a queue inside the engine
         self._config = config
         self._limit = float(self.requests)
-        self._prefill_rate = self._prefill_best = 0.0  # prompt tokens per ns: lately, and the best of the last while
+        self._prefilled = self._prefilling_ns = 0.0  # prompt tokens, and the time that it took; older ones fade
+        self._prefill_best = 0.0  # tokens per ns
         self._slow, self._fast = _Pace(config.memory_slow), _Pace(config.memory_fast)
         self._whole_ns = self._whole_tokens = 0  # of answers that were not streamed, since the last view
 
@@ -140,13 +141,15 @@ class Guarded:
             self.tokens = max(1, int(self._config.kv_share * kv_tokens) + spare)
 
     def _guard_prefill(self, view: View) -> None:
-        """The best rate of the last while is what the engine can do; most of the time it does what is asked of it."""
+        """The best rate of the last while, over the time in which there was anything to prefill: what the engine can
+        do, where tokens over all of the time would only say what was asked of it."""
         config = self._config
-        if view.elapsed_ns:
-            rate = view.prefilled / view.elapsed_ns
-            self._prefill_rate += (1 - config.memory_fast) * (rate - self._prefill_rate)
-            self._prefill_best = max(self._prefill_rate, config.prefill_kept * self._prefill_best)
-        if self._prefill_best:
+        self._prefilled = config.memory_fast * self._prefilled + view.prefilled
+        self._prefilling_ns = config.memory_fast * self._prefilling_ns + view.prefilling_ns
+        if self._prefilling_ns > 0:
+            best = config.prefill_kept * self._prefill_best
+            self._prefill_best = max(best, self._prefilled / self._prefilling_ns)
+        if self._prefill_best > 0:
             self.prefill_tokens = max(1, int(config.prefill_share * config.ttft_ns * self._prefill_best))
 
 

@@ -45,6 +45,7 @@ class View(NamedTuple):
     decoding_ns: int  # sum over the leases of the time that they were streaming tokens
     generated: int  # tokens that they streamed in that time
     prefilled: int  # prompt tokens whose first token came
+    prefilling_ns: int  # time in which any prompt's first token was still to come
     prefilling: int  # prompt tokens whose first token is still to come
     expected_tokens: int  # prompts and expected outputs of the leases, summed
     peak_tokens: int  # most of these that are in the engine's memory at one time, as expected
