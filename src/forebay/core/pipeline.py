@@ -408,6 +408,7 @@ class Pipeline:
         if isinstance(event, EngineUp):
             if engine.health.readiness is not Readiness.UP:
                 engine.health.readiness = Readiness.UP
+                engine.limit.restarted(now)
                 pool.warmup.ended(now)
             self._pump(pool, now, effects)
             return effects

@@ -42,7 +42,7 @@ def check_limit(limit: Limit, *, seed: int = 1, cases: int = 2000) -> None:
         in_flight = chance.randrange(1, 2 + limit.requests)
         happened = chance.randrange(20)
         if happened == 0:
-            limit.failed(now)
+            (limit.failed if chance.random() < 0.8 else limit.restarted)(now)
         elif happened == 1:
             kv_tokens, preemptions = chance.choice((None, 1, 500_000)), chance.choice((None, chance.randrange(99)))
             signal = EngineSignal(chance.randrange(500), chance.randrange(50), chance.random(), kv_tokens, preemptions)

@@ -379,6 +379,20 @@ def test_guarded_does_not_grow_into_a_full_cache_nor_trust_old_news() -> None:
     assert limit.requests > 100
 
 
+def test_guarded_begins_anew_with_a_restarted_engine() -> None:
+    limit = Guarded(GuardedConfig(initial=16))
+    for _ in range(40):
+        streaming(limit, limit.requests, 5)
+    assert limit.requests > 200
+    limit.signalled(EngineSignal(preemptions=40), 100, 0)
+    limit.restarted(SECOND)
+    assert limit.requests == 16
+    limit.signalled(EngineSignal(preemptions=1), 10, 2 * SECOND)
+    assert limit.requests == 16, "a new process counts from nothing"
+    streaming(limit, 16, 5)
+    assert limit.requests == 21
+
+
 def test_guarded_takes_a_queue_inside_the_engine_for_a_window_too_large() -> None:
     limit = Guarded(GuardedConfig(initial=100))
     limit.signalled(EngineSignal(waiting=30), 100, 0)

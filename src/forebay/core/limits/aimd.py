@@ -56,5 +56,8 @@ class Aimd:
     def viewed(self, view: View, now: Instant) -> None:
         """It looks at answers only."""
 
+    def restarted(self, now: Instant) -> None:
+        """The published rule knows no restarts."""
+
     def signalled(self, signal: EngineSignal, in_flight: int, now: Instant) -> None:
         """It goes by answers only."""

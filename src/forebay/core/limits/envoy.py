@@ -86,6 +86,9 @@ class Envoy:
             self._probing = True
             self._at_least = 0
 
+    def restarted(self, now: Instant) -> None:
+        """The published rule knows no restarts."""
+
     def signalled(self, signal: EngineSignal, in_flight: int, now: Instant) -> None:
         """It goes by answers only."""
 

@@ -40,5 +40,8 @@ class Fixed:
     def viewed(self, view: View, now: Instant) -> None:
         """Nothing to learn."""
 
+    def restarted(self, now: Instant) -> None:
+        """Nothing changes."""
+
     def signalled(self, signal: EngineSignal, in_flight: int, now: Instant) -> None:
         """It goes by nothing."""

@@ -77,6 +77,9 @@ class Gradient2:
         self._limit = max(config.least, min(config.most, moved))
         self.requests = int(self._limit)
 
+    def restarted(self, now: Instant) -> None:
+        """The published rule knows no restarts."""
+
     def signalled(self, signal: EngineSignal, in_flight: int, now: Instant) -> None:
         """It goes by answers only."""
 

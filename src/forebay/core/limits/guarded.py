@@ -84,6 +84,14 @@ class Guarded:
     def failed(self, now: Instant) -> None:
         """A failure says nothing about the pace; the engine's health is kept elsewhere."""
 
+    def restarted(self, now: Instant) -> None:
+        """Begin as small as at first: a cold engine compiles, fills its caches, and holds none of our requests."""
+        config = self._config
+        self._shrink(config.initial)
+        self._slow, self._fast = _Pace(config.memory_slow), _Pace(config.memory_fast)
+        self._signal, self._signal_at = EngineSignal(), now - config.signal_ns
+        self._overfull = 0
+
     def signalled(self, signal: EngineSignal, in_flight: int, now: Instant) -> None:
         """Correct what our own counters cannot know: the cache's size, a queue inside the engine, preemptions."""
         config, before = self._config, self._signal

@@ -73,6 +73,10 @@ class Limit(Protocol):
         """What the engine holds, `interval_ns` after the last time."""
         ...
 
+    def restarted(self, now: Instant) -> None:
+        """The engine is there again after it was away: what was learned of the old process may not hold."""
+        ...
+
     def signalled(self, signal: EngineSignal, in_flight: int, now: Instant) -> None:
         """What the engine says of itself, while so many leases of ours are open on it."""
         ...
