@@ -96,15 +96,20 @@ def plan(cases: Sequence[str], seeds: Sequence[int], scale: float, chosen: Chose
         "goodput": [
             *((policy, load, A100, "chat") for policy in everybody for load in LOADS),
             *((FOREBAY, load, A100, "chat") for load in MORE_LOADS),
-            *((policy, load, A100, mix) for mix in ("rag", "long") for load in (2.0, 10.0)
-              for policy in (FOREBAY, chosen.fixed(A100, mix))),
-            *((policy, load, H100, "chat") for load in (2.0, 10.0)
-              for policy in (FOREBAY, chosen.fixed(H100, "chat"), "none")),
+            *((policy, load, A100, "rag") for load in (2.0, 10.0) for policy in (FOREBAY, chosen.fixed(A100, "rag"))),
+            *((policy, 2.0, A100, "long") for policy in (FOREBAY, chosen.fixed(A100, "long"))),
+            *((policy, 2.0, H100, "chat") for policy in (FOREBAY, chosen.fixed(H100, "chat"), "none")),
+            (FOREBAY, 10.0, H100, "chat"),
         ],
-        "spike": [(policy, base, A100, "chat") for policy in (FOREBAY, best, "vllm caps", "llm-d gate", ARTICLE[2],
-                                                             "none") for base in BASES],
-        "flood": [(policy, load, A100, "chat") for policy in (FOREBAY, "forebay, unfair", best, "llm-d gate")
-                  for load in (0.9, 2.0)],
+        "spike": [
+            *((policy, base, A100, "chat") for policy in (FOREBAY, best) for base in BASES),
+            *((policy, base, A100, "chat") for policy in ("vllm caps", "llm-d gate", ARTICLE[2], "none")
+              for base in (0.5, 0.85)),
+        ],
+        "flood": [
+            *((policy, load, A100, "chat") for policy in (FOREBAY, "forebay, unfair") for load in (0.9, 2.0)),
+            *((policy, 0.9, A100, "chat") for policy in (best, "llm-d gate")),
+        ],
         "shift": [(policy, 2.0, A100, "chat") for policy in (FOREBAY, *learning, "llm-d gate", *_statics(chosen))],
         "critical": [(policy, 10.0, A100, "chat")
                      for policy in (FOREBAY, f"{FOREBAY} + {HOLD_BACK}", f"{best} + {HOLD_BACK}", "llm-d gate")],
@@ -121,4 +126,4 @@ def plan(cases: Sequence[str], seeds: Sequence[int], scale: float, chosen: Chose
 def _statics(chosen: Chosen) -> list[str]:
     """Windows that are best for something, and some between."""
     best = {*chosen.windows[A100].values(), chosen.single}
-    return [f"fixed {window}" for window in WINDOWS[A100] if window in best or window in {16, 32, 64, 256}]
+    return [f"fixed {window}" for window in WINDOWS[A100] if window in best or window in {16, 32, 64}]
