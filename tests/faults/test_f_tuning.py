@@ -54,18 +54,20 @@ def refusals(run: Simulation) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_f01_stays_within_its_bounds(tmp_path: Path, kind: str) -> None:
-    """F-01: least 4, most 64; the engine's speed swings by a factor of up to 1,000 at random for 200 windows."""
+    """F-01: least 4, most 64; answers take 0.4 s or 10 s, changing at random every two seconds for 400 windows."""
     chance = Random("f01")
     swings = [
-        FaultSpec(kind="slow", from_s=k * WINDOW_S + 0.001, to_s=(k + 1) * WINDOW_S, factor=10 ** chance.uniform(0, 3))
-        for k in range(200)
+        FaultSpec(kind="slow", from_s=2.0 * k + 0.001, to_s=2.0 * (k + 1), factor=chance.choice([1.0, 25.0]))
+        for k in range(50)
     ]
     run = worlds.simulation(
-        worlds.trace(tmp_path / "load.csv", [(0, 50, 60)]), concurrency=concurrency(kind), seats=64, faults=swings
+        worlds.trace(tmp_path / "load.csv", [(0, 100, 100)]), concurrency=concurrency(kind), seats=64, faults=swings
     )
     series = column(worlds.watched(run, WINDOW_S / 5))
-    assert len(series) > 950
+    assert len(series) > 1900
     assert all(type(limit) is int and 4 <= limit <= 64 for limit in series)
+    if kind == "guarded":
+        assert (min(series), max(series)) == (4, 64), "and it uses them"
 
 
 def test_f02_climbs_back_after_a_slow_time(tmp_path: Path) -> None:
@@ -218,12 +220,7 @@ def test_f06_one_lucky_fast_answer(kind: str) -> None:
     assert settled(kind, Odd(1 / 500, TYPICAL // 20, Usage(20, 1))) >= 0.8 * plain > 4
 
 
-REFUSES = pytest.mark.xfail(strict=True, reason="an engine's own 400 counts as an answer of 1 ms")
-
-
-@pytest.mark.parametrize(
-    "kind", ["guarded", "aimd", pytest.param("vegas", marks=REFUSES), pytest.param("gradient2"), "envoy"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_f06_errors_are_no_samples(kind: str) -> None:
     """F-06: a fifth of the requests is refused by the engine itself after 1 ms (a 400): no sample for any limit."""
     plain = settled(kind, Odd())
@@ -276,11 +273,6 @@ def test_f07_probes_of_a_fleet_are_not_synchronised(tmp_path: Path) -> None:
     assert len({at for each in begun for at in each}) == sum(map(len, begun)), begun
 
 
-TRAINED_ON_DEMAND = pytest.mark.xfail(
-    strict=True, reason="the prefill guard takes what comes for what the engine can do"
-)
-
-
 def half_load(tmp_path: Path, kind: str, seed: int, burst: int = 0) -> Simulation:
     """Thirty seconds at 50 % of the capacity; `burst`: about so many at once, each two seconds, beside a trickle."""
     full = worlds.capacity(concurrency("guarded"), seats=64)
@@ -301,7 +293,6 @@ def test_f09_tuning_sheds_nothing_at_half_load(tmp_path: Path, seed: int) -> Non
     assert refusals(run) == 0
 
 
-@TRAINED_ON_DEMAND
 def test_f09_tuning_sheds_no_bursts_that_can_be_served(tmp_path: Path) -> None:
     """F-09: a load of a third, half of it in bursts: a fixed limit of as many serves all of it within half of the
     first-token objective. A limit that tunes itself may not refuse more than one request in twenty of it."""

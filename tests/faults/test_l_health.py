@@ -93,7 +93,7 @@ def _start(backend: FakeBackend, folder: Path) -> tuple[float, float]:
     """Seconds from the start of the process to the first 200 of the data and the admin port."""
     data, admin = _free_port(), _free_port()
     began = time.monotonic()
-    gateway = GatewayProcess(config_for(backend), folder, ports=(data, admin))
+    gateway = GatewayProcess(config_for(backend, engine={"probe": {"timeout_s": 10}}), folder, ports=(data, admin))
     try:
         admin_s = eventually(lambda: _alive(admin) and time.monotonic() - began, 20)
         data_s = eventually(lambda: _alive(data) and time.monotonic() - began, 20)

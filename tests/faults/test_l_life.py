@@ -317,7 +317,7 @@ def test_l07_a_limit_below_what_is_running(backend: FakeBackend, start_gateway: 
         """Far slower than the objective, until told to end."""
         await call.send(scripts.sse_head())
         while not ends.is_set() or call.marker == slow[0]:
-            await scripts.run(call, [scripts.chunk(scripts.delta()), 0.1])
+            await scripts.run(call, [scripts.chunk(scripts.delta()), 0.25])
         await scripts.run(call, [scripts.chunk(DONE), scripts.LAST_CHUNK])
 
     backend.by_marker.update(dict.fromkeys(slow, stream))
