@@ -28,9 +28,9 @@ from forebay.core.outcome import EvictReason, ShedReason
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.snapshot import EngineSnapshot, PoolSnapshot
 
-SHARED = frozenset({ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, ShedReason.KEY_SHARE}) | {
-    EvictReason.EXPIRED, EvictReason.DISPLACED
-}  # the ladder says when  # fmt: skip
+SHARED = frozenset({
+    ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, ShedReason.KEY_SHARE, EvictReason.EXPIRED, EvictReason.DISPLACED
+})  # the ladder says when  # fmt: skip
 EXACT = frozenset({ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS})  # their end is known
 
 LAST_CALL_NS = MILLISECOND
