@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import random
 import signal
 import ssl
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import TypeVar
 
 from forebay.config import schema
 from forebay.config.build import anonymous_entry, engine_names, key_table, pipeline_config
+from forebay.config.load import Loaded
+from forebay.config.reload import needs_restart
 from forebay.config.schema import Config
 from forebay.config.summary import derived
 from forebay.core.events import EngineDown, EngineUp, EngineWarming, Observer, Signalled
@@ -40,6 +43,8 @@ from forebay.telemetry.log import AccessLog
 from forebay.telemetry.metrics import Metrics, Sources, registry
 from forebay.telemetry.recorder import Recorder, open_record
 
+log = logging.getLogger(__name__)
+
 FIRST_PROBE_S = 1.0
 DRAIN_CHECK_S = 0.02
 LINGER_S = 0.2
@@ -51,8 +56,10 @@ T = TypeVar("T")
 class App:
     """One gateway process: the data port, the admin port, its engines and their probes."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, read: Callable[[], Loaded] | None = None) -> None:
+        """`read` reads the configuration anew, for a reload; without it there is none."""
         self.config = config
+        self._read = read
         self.url = ""
         self.admin_url = ""
         self._stopping = asyncio.Event()
@@ -90,6 +97,7 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         try:
             await self._stopping.wait()
             await self._drain()
@@ -98,6 +106,36 @@ class App:
 
     def _signalled(self) -> None:
         (self._hurry if self._stopping.is_set() else self._stopping).set()
+
+    def _hung_up(self) -> None:
+        """SIGHUP: read the configuration anew. Whatever is wrong with it is said in the log, and changes nothing."""
+        try:
+            for line in self.reload():
+                log.warning("%s", line)
+        except ForebayError as error:
+            log.error("the configuration was not reloaded, nothing has changed: %s", error)
+        else:
+            log.info("the configuration was reloaded")
+
+    def reload(self) -> tuple[str, ...]:
+        """Read the configuration anew and take it whole, or not at all. Returns its warnings.
+
+        Raises ForebayError that says what is wrong, or what needs a restart; then nothing has changed.
+        """
+        if self._read is None:
+            raise UsageError("this gateway was started without a configuration that could be read anew")
+        loaded = self._read()
+        new = loaded.config
+        if fixed := needs_restart(self.config, new):
+            raise UsageError(f"{', '.join(fixed)}: cannot change while the gateway runs; restart it")
+        try:
+            self.gateway.reconfigure(pipeline_config(new))
+        except ValueError as error:
+            raise UsageError(f"{error}; restart the gateway") from None
+        self.site.reload(key_table(new), anonymous_entry(new), new.responses.overload_status)
+        self.metrics.know_classes(new.classes)
+        self.config = new
+        return loaded.warnings
 
     async def _drain(self) -> None:
         """Serve on for as long as others take to hear of it; then admit nothing more, let what was admitted end, and
@@ -320,6 +358,7 @@ class App:
         server = AdminServer(
             snapshot=self.snapshot,
             status=self.status,
+            reload=self.reload,
             registry=registry(self.metrics),
             token=admin.token.value if admin.token is not None else None,
         )

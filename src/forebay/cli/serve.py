@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -42,22 +43,27 @@ def command(
     flags = {path: value for path, value in flags.items() if value is not None}
     if upstreams:
         flags["engines"] = [{"name": "upstream", "urls": list(upstreams)}]
-    loaded = load(config_file, flags=flags)
-    if not loaded.config.engines:
-        flags["engines"] = [{"name": "embedded", "kind": "embedded", "concurrency": {"kind": "fixed", "limit": 32}}]
+
+    def read() -> Any:
         loaded = load(config_file, flags=flags)
+        if not loaded.config.engines:
+            flags["engines"] = [{"name": "embedded", "kind": "embedded", "concurrency": {"kind": "fixed", "limit": 32}}]
+            loaded = load(config_file, flags=flags)
+        return loaded
+
+    loaded = read()
     configure(loaded.config.telemetry.log_level)
     for warning in loaded.warnings:
         click.echo(f"forebay: warning: {warning}", err=True)
     runner_options = _loop_options()
     with asyncio.Runner(**runner_options) as runner:
-        runner.run(_serve(loaded.config))
+        runner.run(_serve(loaded.config, read))
 
 
-async def _serve(config: Any) -> None:
+async def _serve(config: Any, read: Callable[[], Any]) -> None:
     from forebay.app import App
 
-    app = App(config)
+    app = App(config, read)
     try:
         await app.start()
     except BaseException:

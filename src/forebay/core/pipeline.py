@@ -185,6 +185,22 @@ class Pipeline:
             self._evict_waiting(pool, EvictReason.DRAINING, now, effects)
         return effects
 
+    def reconfigure(self, config: PipelineConfig, now: Instant) -> list[Effect]:
+        """Take other settings for the same pools and engines. Nothing that waits or runs is lost, no bucket refilled.
+
+        Raises ValueError, and has changed nothing, when a pool, an engine or a kind of limit or batching differs.
+        """
+        for pool, wanted in zip(self.pools, config.pools, strict=True):
+            pool.check_reconfigurable(wanted)
+        self._limits = config.keys
+        for key, budget in self._budgets.items():
+            budget.relimit(config.keys.get(key, UNLIMITED), now)
+        effects: list[Effect] = []
+        for pool, wanted in zip(self.pools, config.pools, strict=True):
+            pool.reconfigure(wanted)
+            self._pump(pool, now, effects)
+        return effects
+
     def budget(self, key: str) -> KeyBudget:
         """The state of a key's limits."""
         budget = self._budgets.get(key)

@@ -20,7 +20,7 @@ from forebay.core.dispatch.balance import least_outstanding
 from forebay.core.dispatch.health import HealthConfig, Readiness
 from forebay.core.dispatch.leases import Engine
 from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
-from forebay.core.limits import LimitConfig
+from forebay.core.limits import LimitConfig, started_at
 from forebay.core.limits import build as build_limit
 from forebay.core.limits.fixed import FixedConfig
 from forebay.core.model import Mode, Refusal, Request, Ticket
@@ -30,11 +30,8 @@ from forebay.core.snapshot import EngineSnapshot, PoolSnapshot
 
 SHARED = frozenset({
     ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, ShedReason.KEY_SHARE, EvictReason.EXPIRED, EvictReason.DISPLACED
-})  # fmt: skip
-"""Reasons that speak of shared capacity: the ladder says when to come back."""
-
-EXACT = frozenset({ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS})
-"""Reasons whose end is known."""
+})  # the ladder says when  # fmt: skip
+EXACT = frozenset({ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS})  # their end is known
 
 LAST_CALL_NS = MILLISECOND
 """A forming batch leaves this long before one of its members expires."""
@@ -63,6 +60,7 @@ class Pool:
 
     def __init__(self, config: PoolConfig, chance: Chance) -> None:
         self.config = config
+        self._chance = chance
         self.mode = config.mode
         self.queue = FairQueue()
         self.depth = DepthGate(config.depth)
@@ -73,7 +71,27 @@ class Pool:
         self.engines = tuple(Engine(name, build_limit(config.limit, chance), config.health) for name in config.engines)
         self.single = self.batcher.max_size == 1
         self._fair: dict[int, FairShare] = {}  # by priority: classes share with their like
+        self.reconfigured = False
         self.learning = tuple(engine for engine in self.engines if engine.limit.learns)
+
+    def check_reconfigurable(self, config: PoolConfig) -> None:
+        """Raise ValueError for settings that cannot change while it works."""
+        old = self.config
+        named = (config.name, config.engines, config.models) == (old.name, old.engines, old.models)
+        if not named or config.batching != old.batching or config.limit.kind != old.limit.kind:
+            raise ValueError(f"pool {old.name}: engines, models, batching and the kind of limit need a restart")
+
+    def reconfigure(self, config: PoolConfig) -> None:
+        """Take other settings; what was learned stays, save what a changed limit has learned of its engine."""
+        old, self.config, self.reconfigured = self.config, config, True
+        self.mode = config.mode
+        self.depth = DepthGate(config.depth)
+        self.forecast.config = config.forecast
+        if config.fair != old.fair:
+            self._fair = {}
+        if config.limit != old.limit:
+            for engine in self.engines:
+                engine.limit = build_limit(started_at(config.limit, engine.limit.requests), self._chance)
 
     def room(self, tokens: int, now: Instant) -> Engine | None:
         """The engine that would take a request of this many expected tokens now."""
@@ -202,15 +220,14 @@ class Pool:
         return ticket.mode is Mode.HYBRID and not ticket.redispatched
 
     def makes_way(self, request: Request, mode: Mode) -> bool:
-        """Is the queue as long as it may be, and the last in turn one who makes way for this request?"""
+        """Is the queue full, and the last in turn one who makes way for this request?"""
         queue = self.queue
         if mode is not Mode.HYBRID or not queue or len(queue) != self.depth.config.depth_limit:
             return False
         return queue.ahead_of(request, self.turn(request)) < len(queue) and self._may_go(queue.last())
 
     def displaced(self, newcomer: Ticket, now: Instant) -> Ticket | None:
-        """Who has to make way, now that the newcomer waits: the last in turn, if the queue is longer than its budget
-        or its depth allows."""
+        """Who makes way for the newcomer: the last in turn, if more wait than the budget or the depth allows."""
         if newcomer.mode is not Mode.HYBRID:
             return None
         rate, waiting = self.drain_rate(now), len(self.queue)

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from forebay.config.check import is_loopback
 from forebay.core.snapshot import Snapshot
-from forebay.errors import ConfigError, UsageError
+from forebay.errors import ConfigError, ForebayError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,12 @@ UNSENT_BYTES_MAX = 4 * 1024 * 1024
 
 JSON = b"application/json"
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
-PATHS = frozenset({b"/healthz", b"/metrics", b"/api/v1/status", b"/api/v1/snapshot"})
+RELOAD = b"/api/v1/config/reload"
+PATHS = frozenset({b"/healthz", b"/metrics", b"/api/v1/status", b"/api/v1/snapshot", RELOAD})
 
 _PHRASES = {
     200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 404: b"Not Found", 405: b"Method Not Allowed",
-    413: b"Content Too Large", 500: b"Internal Server Error",
+    409: b"Conflict", 413: b"Content Too Large", 500: b"Internal Server Error",
 }  # fmt: skip
 
 
@@ -50,11 +51,13 @@ class AdminServer:
         status: Callable[[], dict[str, Any]],
         registry: CollectorRegistry,
         token: str | None,
+        reload: Callable[[], tuple[str, ...]] | None = None,
     ) -> None:
         self._snapshot = snapshot
         self._status = status
         self._registry = registry
         self._token = None if token is None else token.encode()
+        self._reload = reload
         self._server: asyncio.Server | None = None
         self.connections: set[_Connection] = set()
 
@@ -105,6 +108,15 @@ class AdminServer:
             # The data port must not care; the operator should hear of it.
             log.exception("the admin port failed to answer %s", path.decode("ascii", "replace"))
             return 500, JSON, _error("internal_error", "the answer could not be made; see the log")
+
+    def reload(self) -> tuple[int, bytes, bytes]:
+        """(status, content type, body) of a reload: 200 with its warnings, or 409 with what is wrong."""
+        try:
+            warnings = self._reload() if self._reload is not None else ()
+        except ForebayError as error:
+            return 409, JSON, _error("not_reloaded", f"nothing has changed: {error}")
+        log.info("the configuration was reloaded")
+        return 200, JSON, msgspec.json.encode({"reloaded": True, "warnings": warnings})
 
     async def _metrics(self) -> bytes:
         parts = []
@@ -227,6 +239,10 @@ class _Connection(asyncio.Protocol):
         if path not in PATHS:
             known = ", ".join(sorted(known.decode() for known in PATHS))
             return 404, JSON, _error("not_found", f"nothing is here; there is: {known}"), b""
+        if path == RELOAD:
+            if method != b"POST":
+                return 405, JSON, _error("method_not_allowed", "use POST"), b"allow: POST\r\n"
+            return (*self._server.reload(), b"")
         if method not in (b"GET", b"HEAD"):
             return 405, JSON, _error("method_not_allowed", "use GET"), b"allow: GET, HEAD\r\n"
         return (*await self._server.answer(path), b"")

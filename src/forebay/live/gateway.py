@@ -14,7 +14,7 @@ from forebay.core.effects import Abort, Dispatch, Effect, Refuse
 from forebay.core.events import Event
 from forebay.core.instant import SECOND, Instant
 from forebay.core.model import Lease, Refusal, Request, Ticket, Usage
-from forebay.core.pipeline import Pipeline
+from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.live.clock import Clock, monotonic
 
 
@@ -66,6 +66,10 @@ class Gateway:
     def report(self, event: Event) -> None:
         """Pass on what happened at an engine."""
         self._apply(self.pipeline.report(event, self.clock()))
+
+    def reconfigure(self, config: PipelineConfig) -> None:
+        """Take other settings. Raises ValueError, with nothing changed, for those that need a restart."""
+        self._apply(self.pipeline.reconfigure(config, self.clock()))
 
     def drain(self) -> None:
         """Admit nothing more."""

@@ -84,6 +84,10 @@ class Metrics(Collector):
         self._refunded = 0
         self._wasted = 0
 
+    def know_classes(self, classes: Iterable[str]) -> None:
+        """Count these priority classes by their names from now on, beside those known before."""
+        self._classes |= frozenset(classes)
+
     # ---- the hot path ----------------------------------------------------------------------------------------
 
     def closed(self, ticket: Ticket) -> None:

@@ -71,12 +71,13 @@ def check_empty(pipeline: Pipeline, now: Instant) -> None:
 def _check_engines(pool: Pool) -> None:
     for engine in pool.engines:
         name, limit = engine.name, engine.limit
-        within = engine.places <= limit.requests or limit.learns  # a limit that went down takes nothing back
+        lowered = limit.learns or pool.reconfigured  # a limit that went down takes nothing back
+        within = engine.places <= limit.requests or lowered
         _hold(4, engine.places >= 0 and within, f"engine {name} holds {engine.places} of {limit.requests}")
         _hold(4, engine.places <= engine.in_flight, f"engine {name}: {engine.places} places, {engine.in_flight} leases")
         _hold(4, (engine.in_flight == 0) == (engine.places == 0), f"engine {name}: places without leases")
         _hold(4, engine.tokens >= 0, f"engine {name} holds {engine.tokens} tokens")
-        over = engine.tokens > limit.tokens and engine.in_flight > 1 and not limit.learns
+        over = engine.tokens > limit.tokens and engine.in_flight > 1 and not lowered
         _hold(4, not over, f"engine {name} holds {engine.tokens} of {limit.tokens} tokens")
 
 

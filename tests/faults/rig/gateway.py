@@ -79,11 +79,12 @@ class GatewayProcess:
         """`environment` is added to our own without its FOREBAY_ variables. With given ports (data, admin) nothing is
         waited for."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "forebay.toml").write_text(to_toml(config))
+        self.config_file = folder / "forebay.toml"
+        self.config_file.write_text(to_toml(config))
         self._stdout = folder / "stdout"
         self._stderr = folder / "stderr"
         self.port, self.admin_port = ports
-        command = [sys.executable, "-m", "forebay", "serve", "--config", str(folder / "forebay.toml")]
+        command = [sys.executable, "-m", "forebay", "serve", "--config", str(self.config_file)]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
             self.process = subprocess.Popen(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from forebay.core.instant import Chance
 from forebay.core.limits.aimd import Aimd, AimdConfig
 from forebay.core.limits.envoy import Envoy, EnvoyConfig
@@ -21,6 +23,13 @@ POLICIES: dict[str, type[Fixed | Aimd | Vegas | Gradient2 | Envoy | Guarded]] = 
     "envoy": Envoy,
     "guarded": Guarded,
 }
+
+
+def started_at(config: LimitConfig, requests: int) -> LimitConfig:
+    """The same, beginning at so many requests where the limit moves by itself."""
+    if isinstance(config, FixedConfig | EnvoyConfig):
+        return config  # one is told its limit, the other measures first
+    return replace(config, initial=requests)
 
 
 def build(config: LimitConfig, chance: Chance) -> Limit:

@@ -24,6 +24,14 @@ class Bucket:
         self._span = self.burst * window_ns
         self._tat = 0
 
+    def relimit(self, limit: int, burst: int | None, now: Instant) -> None:
+        """Take another limit. What was spent stays spent: a reload refills no bucket."""
+        spent = max(0, self._tat - now * self.limit)  # times the window
+        self.limit = limit
+        self.burst = limit if burst is None else burst
+        self._span = self.burst * self.window_ns
+        self._tat = now * limit + spent
+
     def wait_ns(self, cost: int, now: Instant) -> int:
         """Nanoseconds until `cost` fits; 0 when it does now, FOREVER when it never can."""
         limit = self.limit

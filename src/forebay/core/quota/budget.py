@@ -32,16 +32,23 @@ class KeyBudget:
     __slots__ = ("_burst", "_requests", "_tokens", "concurrency", "limited", "open", "refusing")
 
     def __init__(self, limits: KeyLimits) -> None:
-        self.concurrency = limits.concurrency
         self.open = 0
         self.refusing = False  # did the last check refuse?
-        rpm, tpm, tps = limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_second
-        self._requests = None if rpm is None else Bucket(rpm, MINUTE)
+        self._requests: Bucket | None = None
         self._tokens: list[Bucket] = []
+        self.relimit(limits, 0)
+
+    def relimit(self, limits: KeyLimits, now: Instant) -> None:
+        """Take other limits. What is open stays open, and what was spent of a limit that stays is still spent."""
+        before = {bucket.window_ns: bucket for bucket in self._tokens}
+        rpm, tpm, tps = limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_second
+        self.concurrency = limits.concurrency
+        self._requests = None if rpm is None else _relimited(self._requests, rpm, MINUTE, None, now)
+        self._tokens = []
         if tpm is not None:
-            self._tokens.append(Bucket(tpm, MINUTE))
+            self._tokens.append(_relimited(before.get(MINUTE), tpm, MINUTE, None, now))
         if tps is not None:
-            self._tokens.append(Bucket(tps, SECOND, burst=int(tps * limits.burst_s)))
+            self._tokens.append(_relimited(before.get(SECOND), tps, SECOND, int(tps * limits.burst_s), now))
         self._burst = min((bucket.burst for bucket in self._tokens), default=0)
         self.limited = self._requests is not None or bool(self._tokens) or self.concurrency is not None
 
@@ -117,3 +124,10 @@ class KeyBudget:
         if tightest is not None:
             rows.append(tightest)
         return rows
+
+
+def _relimited(bucket: Bucket | None, limit: int, window_ns: int, burst: int | None, now: Instant) -> Bucket:
+    if bucket is None:
+        return Bucket(limit, window_ns, burst)
+    bucket.relimit(limit, burst, now)
+    return bucket

@@ -111,6 +111,12 @@ class Site:
                 self._cached[secret] = entry
         return entry
 
+    def reload(self, keys: Mapping[bytes, KeyEntry], anonymous: KeyEntry | None, overload_status: int) -> None:
+        """Take other keys. Requests that are under way keep what they were told."""
+        self.keys, self.anonymous, self.overload_status = keys, anonymous, overload_status
+        self._cached.clear()
+        self.heads.clear()  # they were judged by the keys of then
+
     def release_bytes(self, size: int) -> None:
         """Bodies left memory: senders that were held for want of room go on."""
         self.buffered_bytes -= size

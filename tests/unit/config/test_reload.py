@@ -1,0 +1,67 @@
+"""What a running gateway may take, and what needs a restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.config import loads
+from forebay.config.reload import needs_restart
+from forebay.config.schema import Config
+
+BASE = """
+[server]
+port = 8080
+[slo]
+ttft_ms = 1000
+[[engines]]
+name = "e"
+urls = ["http://127.0.0.1:8000"]
+concurrency = { kind = "guarded", limit = 64 }
+[classes.gold]
+priority = 1
+[[keys.static]]
+id = "k"
+secret = "s1"
+limits = { requests_per_minute = 5 }
+"""
+
+
+def config(text: str) -> Config:
+    return loads(text, environment={}).config
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "ttft_ms = 1000",
+            "ttft_ms = 500\n[admission]\nmode = 'admission'\nfair_share = true\n[queue]\ndepth_limit = 3",
+        ),
+        ("limit = 64", "limit = 8, most = 32, kv_tokens = 1000"),
+        ("priority = 1", "priority = 9\n[classes.silver]"),
+        ('"s1"', '"s2"'),
+        ("requests_per_minute = 5 }", 'requests_per_minute = 9 }\n[[keys.static]]\nid = "l"\nsecret = "s3"'),
+        ("[slo]", "[responses]\noverload_status = 529\n[slo]"),
+    ],
+)
+def test_policy_may_change(old: str, new: str) -> None:
+    assert needs_restart(config(BASE), config(BASE.replace(old, new))) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("port = 8080", "port = 8090", "[server] port"),
+        ("8000", "8001", "[engines] 0.urls.0"),
+        ('"guarded"', '"fixed"', "[engines] 0.concurrency.kind"),
+        ("[slo]", '[telemetry]\nlog_level = "debug"\n[slo]', "[telemetry] log_level"),
+        ("[slo]", "[estimate]\noutput_tokens_default = 9\n[slo]", "[estimate] output_tokens_default"),
+    ],
+)
+def test_what_is_built_in_needs_a_restart(old: str, new: str, named: str) -> None:
+    assert needs_restart(config(BASE), config(BASE.replace(old, new))) == [named]
+
+
+def test_another_engine_needs_a_restart() -> None:
+    more = BASE + '[[engines]]\nname = "f"\nurls = ["http://127.0.0.1:8002"]\nmodels = ["x"]\n'
+    assert needs_restart(config(BASE), config(more)) == ["[engines]"]
