@@ -13,7 +13,6 @@ import hashlib
 import json
 import multiprocessing
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -111,6 +110,13 @@ def benchmark(
     }
 
 
+def _command(*, quick: bool, only: Sequence[str], seeds: int) -> str:
+    """What gives the same figures; where they are kept, and on how many processes, makes no difference."""
+    words = ["python", "-m", "benchmarks.control", *(["--quick"] if quick else [])]
+    words += [word for name in only for word in ("--only", name)]
+    return shlex.join(words + (["--seeds", f"{seeds}"] if seeds != len(SEEDS) else []))
+
+
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="One seed, runs of 60 % of their length: a look, no result.")
 @click.option("--only", multiple=True, type=click.Choice(tuple(CASES)), help="Some of the cases.")
@@ -145,7 +151,7 @@ def main(
         )
         result = {
             "environment": environment.describe(load_before),
-            "command": shlex.join(["python", "-m", "benchmarks.control", *sys.argv[1:]]),
+            "command": _command(quick=quick, only=only, seeds=seeds),
             "rounds_run": 1 if quick else seeds,
             "wall_s": round(time.monotonic() - began, 1),
             "quick": quick,
