@@ -64,6 +64,7 @@ def ten(gateway: GatewayProcess, backend: FakeBackend, spacing_s: float, streams
             crowd.read(spacing_s)
         crowd.read(1.0, until=5)
         assert gateway.gauges() == (2, 3)
+        eventually(lambda: backend.open_calls == 2)
         refused = crowd.with_status(503)
         assert len(refused) == len(crowd.heads) == 5
         assert {crowd.heads[number].get("x-forebay-reason") for number in refused} == {"queue_full"}

@@ -283,8 +283,8 @@ BAD_FILES = {
 
 @pytest.mark.parametrize("name", [*BAD_FILES, "unreadable"])
 def test_l06_a_bad_file_is_refused_at_start(tmp_path: Path, name: str) -> None:
-    """L-06, as far as it goes without a reload, which this version does not have: a file that is broken, has unknown
-    fields, is half written or cannot be read is refused with what is wrong and where, and nothing listens."""
+    """L-06 at the start (test_l_reload.py has the rest): a file that is broken, has unknown fields, is half written or
+    cannot be read is refused with what is wrong and where, and nothing listens."""
     path = tmp_path / "forebay.toml"
     text, said = BAD_FILES.get(name, ("", "is a directory"))
     if name == "unreadable":
@@ -304,11 +304,11 @@ def test_l06_a_bad_file_is_refused_at_start(tmp_path: Path, name: str) -> None:
 # ---- L-07: a lower limit ------------------------------------------------------------------------------------------
 
 
-def test_l07_a_limit_below_what_is_running(backend: FakeBackend, start_gateway: StartGateway) -> None:
+def test_l07_a_limit_that_lowers_itself_below_what_is_running(
+    backend: FakeBackend, start_gateway: StartGateway
+) -> None:
     """L-07: eight run and four wait when the limit falls to two. None is killed, none starts until fewer than two run,
-    and those that wait stay in line.
-
-    A guarded limit lowers itself here; without a reload nothing else can."""
+    and those that wait stay in line. Here a guarded limit lowers itself."""
     limit = {"kind": "guarded", "limit": 8, "least": 2, "most": 8}
     gateway = start_gateway(config_for(backend, mode="backpressure", engine={"concurrency": limit}))
     slow, ends = [marker() for _ in range(8)], threading.Event()
@@ -342,4 +342,40 @@ def test_l07_a_limit_below_what_is_running(backend: FakeBackend, start_gateway: 
         crowd.read(5.0)
         assert len(crowd.with_status(200)) == 12
         crowd.clients[0].close()
+    gateway.settles()
+
+
+def test_l07_limits_that_a_reload_lowers_below_what_is_there(backend: FakeBackend, start_gateway: StartGateway) -> None:
+    """L-07: by a reload S falls from 8 to 2 with 8 running, Q from 10 to 1 with 5 waiting, and the key of one that
+    waits is taken away. None that is in is killed, none starts until fewer than two run, nobody new gets in."""
+    keys = [key("a"), key("b")]
+    before = config_for(backend, slots=8, places=10, keys=keys, **PATIENT)
+    after = config_for(backend, slots=2, places=1, keys=keys[:1], **PATIENT)
+    gateway = start_gateway(before)
+    gates = [scripts.Gate(scripts.says()) for _ in range(8)]
+    backend.plan.extend(gates)
+    rest = backend.script = scripts.Gate(scripts.says())
+    with Crowd(gateway.port, 13) as crowd:
+        for number in range(8):
+            crowd.send(number, wire(chat(), key="sk-a"))
+        eventually(lambda: backend.open_calls == 8)
+        for number in range(8, 13):
+            crowd.send(number, wire(chat(), key="sk-b" if number == 8 else "sk-a"))
+        eventually(lambda: gateway.gauges() == (8, 5))
+        gateway.config_file.write_text(to_toml(after))
+        gateway.signal(signal.SIGHUP)
+        eventually(lambda: gateway.engines()[0]["concurrency_limit"] == 2)
+        assert gateway.gauges() == (8, 5)
+        assert (ask(gateway.port, key="sk-a").reason, ask(gateway.port, key="sk-b").status) == ("queue_full", 401)
+        for gate in gates[:6]:
+            gate.open(backend)
+        eventually(lambda: gateway.gauges() == (2, 5))
+        assert len(backend.calls) == 8, "none starts"
+        gates[6].open(backend)
+        eventually(lambda: gateway.gauges() == (2, 4))
+        gates[7].open(backend)
+        rest.open(backend)
+        crowd.read(5.0)
+        assert len(crowd.with_status(200)) == 13
+        assert backend.high_water == 8
     gateway.settles()
