@@ -303,7 +303,7 @@ def test_d10_strict_priority_leaves_nobody_waiting_for_ever(backend: FakeBackend
         )
     )  # fmt: skip
     backend.script = scripts.says(after=0.02)
-    stop = time.monotonic() + 1.6
+    stop = time.monotonic() + 1.3
 
     def constant(_: int) -> int:
         served = 0
@@ -372,7 +372,8 @@ def test_d11_a_large_request_at_the_head(backend: FakeBackend, start_gateway: St
 
 
 def test_d12_no_hidden_cap_on_connections(backend: FakeBackend, start_gateway: StartGateway) -> None:
-    """D-12: S=300: 300 requests are at the backend within a second, and none is said to have waited."""
+    """D-12: S=300: 300 requests are at the backend within a second, none is said to have waited, and the connections
+    are there for those that come after."""
     gateway = start_gateway(config_for(backend, slots=300))
     gate = backend.script = scripts.Gate(scripts.says())
     with Crowd(gateway.port, 300) as crowd:
@@ -387,26 +388,18 @@ def test_d12_no_hidden_cap_on_connections(backend: FakeBackend, start_gateway: S
         gate.open(backend)
         crowd.read(10.0)
         assert len(crowd.with_status(200)) == 300
-    assert gateway.metric("forebay_queue_wait_seconds_sum") == 0
     gateway.settles()
-
-
-def test_d12_one_slow_request_does_not_keep_others_off_their_connections(
-    backend: FakeBackend, start_gateway: StartGateway
-) -> None:
-    """D-12: after 150 at once the connections are used again: 150 more open no more than a few new ones."""
-    gateway = start_gateway(config_for(backend, slots=150))
-    for _ in range(2):
-        gate = backend.script = scripts.Gate(scripts.says())
-        with Crowd(gateway.port, 150) as crowd:
-            for number in range(150):
-                crowd.send(number, wire(chat()))
-            eventually(lambda: backend.open_calls == 150, 5)
-            gate.open(backend)
-            crowd.read(10.0)
-            assert len(crowd.with_status(200)) == 150
-    probes = len(backend.probes)
-    assert backend.accepted - probes <= 150 + 5
+    gate = backend.script = scripts.Gate(scripts.says())
+    with Crowd(gateway.port, 150) as crowd:
+        for number in range(150):
+            crowd.send(number, wire(chat()))
+        eventually(lambda: backend.open_calls == 150, 5)
+        gate.open(backend)
+        crowd.read(10.0)
+        assert len(crowd.with_status(200)) == 150
+    assert gateway.metric("forebay_queue_wait_seconds_sum") == 0
+    assert backend.accepted - len(backend.probes) <= 300 + 5, "connections are used again"
+    gateway.settles()
 
 
 def test_d01_order_of_those_that_wait(backend: FakeBackend, start_gateway: StartGateway) -> None:

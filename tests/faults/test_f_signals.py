@@ -118,14 +118,14 @@ def test_f05_every_kind_of_nonsense(backend: FakeBackend, start_gateway: StartGa
 def test_f05_usage_of_nonsense(backend: FakeBackend, start_gateway: StartGateway) -> None:
     """F-05: answers whose usage is no number, or missing: the limit holds or follows the pace, and goes on."""
     gateway = start_gateway(config_for(backend, mode="backpressure", engine={"concurrency": GUARDED}))
-    for usage in [b'"lots"', b"-5", b"null", b"1e999", b"{}"] * 9:
+    for usage in [b'"lots"', b"-5", b"null", b"1e999", b"{}"] * 6:
         last = b'data: {"choices":[],"usage":{"prompt_tokens":%b,"completion_tokens":%b}}\n\n' % (usage, usage)
         backend.plan.append(scripts.streams([*scripts.deltas(30), last], every=BRISK_S))
-    with Crowd(gateway.port, 45) as crowd:
-        for number in range(45):
+    with Crowd(gateway.port, 30) as crowd:
+        for number in range(30):
             crowd.send(number, wire(chat(stream=True)))
         crowd.read(10)
-        assert len(crowd.with_status(200)) == 45
+        assert len(crowd.with_status(200)) == 30
         eventually(lambda: limits(gateway)[0] > 4, 2)
         eventually(lambda: gateway.gauges() == (0, 0), 5)
     backend.script = streaming(SLUGGISH_S)
