@@ -41,6 +41,7 @@ from forebay.live.gateway import Gateway
 from forebay.telemetry import Observers
 from forebay.telemetry.log import AccessLog
 from forebay.telemetry.metrics import Metrics, Sources, registry
+from forebay.telemetry.recent import Recent
 from forebay.telemetry.recorder import Recorder, open_record
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,11 @@ class App:
         self.metrics = self._make_metrics()
         self.access_log, self.recorder = self._open_access_log(), self._open_record()
         self._writers = [writer for writer in (self.access_log, self.recorder) if writer is not None]
-        observer: Observer = Observers((self.metrics, *self._writers)) if self._writers else self.metrics
+        self.recent = self._make_recent()
+        observers: tuple[Observer, ...] = (self.metrics, *self._writers)
+        if self.recent is not None:
+            observers += (self.recent,)
+        observer = Observers(observers) if len(observers) > 1 else self.metrics
         self._flush_writers(loop)
         self.pipeline = Pipeline(pipeline_config(config), random.Random(), observer)
         self.gateway = Gateway(self.pipeline, loop)
@@ -249,6 +254,23 @@ class App:
     def _estimate(self, request: Request) -> Demand:
         return self.pipeline.estimator.estimate(request)
 
+    def _make_recent(self) -> Recent | None:
+        kept = self.config.telemetry.explain
+        if not kept:
+            return None
+        return Recent(
+            kept,
+            completed=self.config.telemetry.explain_completed,
+            identify=_request_id,
+            estimate=lambda request: self.pipeline.estimator.estimate(request),  # noqa: PLW0108 - made after this
+            pool_of=lambda request: self.pipeline.pool_for(request.model),
+            clock=lambda: self.gateway.clock(),  # noqa: PLW0108 - made after this
+        )
+
+    def explain(self, request_id: str) -> dict[str, object] | None:
+        """For /api/v1/explain: every figure behind the decision on a request; None if it is not kept."""
+        return None if self.recent is None else self.recent.explain(request_id)
+
     def rejected(self, status: int, reason: str, request_id: str, detail: str) -> None:
         """The data port refused a request before it was offered."""
         self.metrics.rejected(status, reason)
@@ -359,6 +381,7 @@ class App:
             snapshot=self.snapshot,
             status=self.status,
             reload=self.reload,
+            explain=self.explain,
             registry=registry(self.metrics),
             token=admin.token.value if admin.token is not None else None,
         )
@@ -384,6 +407,12 @@ async def _listening(opening: Awaitable[T], host: str, port: int, flag: str) -> 
     except OSError as error:
         reason = "it is in use" if error.errno == 98 else (error.strerror or str(error))
         raise UsageError(f"cannot listen on {host}:{port}: {reason}; choose another with {flag}") from None
+
+
+def _request_id(request: Request) -> bytes:
+    """The id that the request's answer carries."""
+    request_id: bytes = request.owner.request_id
+    return request_id
 
 
 def _route(route: schema.Route) -> Route:

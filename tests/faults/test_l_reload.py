@@ -121,3 +121,17 @@ def test_l06_only_a_post_reloads(reloadable: Reloadable, tmp_path: Path) -> None
     answer = connection.getresponse()
     assert (answer.status, answer.getheader("allow")) == (405, "POST")
     connection.close()
+
+
+def test_a_refusal_can_be_explained(reloadable: Reloadable) -> None:
+    """The figures behind a refusal, by the id that its answer carried; nothing about others."""
+    gateway = reloadable.gateway
+    for _ in range(3):
+        ask(gateway.port, key="sk-a")
+    refused = ask(gateway.port, key="sk-a")
+    found = json.loads(gateway.admin(f"/api/v1/explain/{refused.header('x-request-id')}"))
+    assert (found["outcome"], found["reason"], found["key"], found["limit"]) == ("shed", "key_requests", "a", 3)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.admin_port, timeout=5)
+    connection.request("GET", "/api/v1/explain/fb-nobody")
+    assert connection.getresponse().status == 404
+    connection.close()

@@ -424,6 +424,16 @@ class Telemetry(Section, frozen=True):
         Text | None,
         Meta(description="File to append the access log to. Unset: stdout.", examples=["access.jsonl"]),
     ] = None
+    explain: Annotated[
+        Amount,
+        Meta(
+            description="Requests that were refused, evicted or failed, or whose caller left: the last so many, which "
+            "the admin port can explain."
+        ),
+    ] = 1000
+    explain_completed: Annotated[
+        bool, Meta(description="Keep those that were answered too; costs a few per cent of the gateway's CPU.")
+    ] = False
     record_path: Annotated[
         Text | None,
         Meta(

@@ -103,8 +103,9 @@ class Pipeline:
         self.offered += 1
         ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, budget)
         budget.charge(demand, now)
-        turn = pool.turn(request)
-        if (fair := pool.fair(request.priority)) is not None:
+        turn: float | None = None
+        if pool.shares and (fair := pool.fair(request.priority)) is not None:
+            turn = fair.tag(request.flow or key)
             fair.admitted(request.flow or key, request.weight, demand.work, now)
         if verdict is None or not pool.single:
             return self._enqueue(ticket, pool, turn, now)
@@ -186,10 +187,9 @@ class Pipeline:
         return effects
 
     def reconfigure(self, config: PipelineConfig, now: Instant) -> list[Effect]:
-        """Take other settings for the same pools and engines. Nothing that waits or runs is lost, no bucket refilled.
+        """Take other settings for the same pools and engines: nothing that waits or runs is lost, no bucket refilled.
 
-        Raises ValueError, and has changed nothing, when a pool, an engine or a kind of limit or batching differs.
-        """
+        Raises ValueError, with nothing changed, when a pool, an engine or a kind of limit or batching differs."""
         for pool, wanted in zip(self.pools, config.pools, strict=True):
             pool.check_reconfigurable(wanted)
         self._limits = config.keys
@@ -238,7 +238,7 @@ class Pipeline:
         if waiting < pool.batcher.max_size and (not waiting or forming <= pool.batcher.max_tokens):
             engine = pool.room(forming, now)
         mode = request.mode or pool.mode
-        if mode is not Mode.BACKPRESSURE and (fair := pool.fair(request.priority)) is not None:
+        if pool.shares and mode is not Mode.BACKPRESSURE and (fair := pool.fair(request.priority)) is not None:
             excess_ns = fair.excess_ns(request.flow or request.key, request.weight, now)
             if excess_ns and (engine is None or waiting or pool.free(now) <= fair.reserve(pool.places)):
                 return Refusal(ShedReason.KEY_SHARE, excess_ns)
@@ -494,7 +494,7 @@ class Pipeline:
         budget: KeyBudget = ticket.budget
         budget.settle(ticket.demand, 0 if usage is None else usage.input_tokens + usage.output_tokens, now)
         request = ticket.request
-        if (fair := ticket.pool.fair(request.priority)) is not None:
+        if ticket.pool.shares and (fair := ticket.pool.fair(request.priority)) is not None:
             fair.ended(request.flow or request.key, ticket.demand.work, 0 if usage is None else usage.work, now)
         self._observer.closed(ticket)
         ticket.lease = None  # they refer to each other: broken here, ended requests need no garbage collector

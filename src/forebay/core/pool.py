@@ -70,6 +70,7 @@ class Pool:
         self.batcher = build_batcher(config.batching)
         self.engines = tuple(Engine(name, build_limit(config.limit, chance), config.health) for name in config.engines)
         self.single = self.batcher.max_size == 1
+        self.shares = config.fair is not None
         self._fair: dict[int, FairShare] = {}  # by priority: classes share with their like
         self.reconfigured = False
         self.learning = tuple(engine for engine in self.engines if engine.limit.learns)
@@ -88,7 +89,7 @@ class Pool:
         self.depth = DepthGate(config.depth)
         self.forecast.config = config.forecast
         if config.fair != old.fair:
-            self._fair = {}
+            self._fair, self.shares = {}, config.fair is not None
         if config.limit != old.limit:
             for engine in self.engines:
                 engine.limit = build_limit(started_at(config.limit, engine.limit.requests), self._chance)

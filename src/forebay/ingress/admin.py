@@ -34,6 +34,7 @@ UNSENT_BYTES_MAX = 4 * 1024 * 1024
 JSON = b"application/json"
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 RELOAD = b"/api/v1/config/reload"
+EXPLAIN = b"/api/v1/explain/"
 PATHS = frozenset({b"/healthz", b"/metrics", b"/api/v1/status", b"/api/v1/snapshot", RELOAD})
 
 _PHRASES = {
@@ -52,12 +53,14 @@ class AdminServer:
         registry: CollectorRegistry,
         token: str | None,
         reload: Callable[[], tuple[str, ...]] | None = None,
+        explain: Callable[[str], dict[str, Any] | None] | None = None,
     ) -> None:
         self._snapshot = snapshot
         self._status = status
         self._registry = registry
         self._token = None if token is None else token.encode()
         self._reload = reload
+        self._explain = explain
         self._server: asyncio.Server | None = None
         self.connections: set[_Connection] = set()
 
@@ -108,6 +111,13 @@ class AdminServer:
             # The data port must not care; the operator should hear of it.
             log.exception("the admin port failed to answer %s", path.decode("ascii", "replace"))
             return 500, JSON, _error("internal_error", "the answer could not be made; see the log")
+
+    def explain(self, request_id: bytes) -> tuple[int, bytes, bytes]:
+        """(status, content type, body) of the question about one request."""
+        found = self._explain(request_id.decode("latin-1")) if self._explain is not None else None
+        if found is None:
+            return 404, JSON, _error("not_kept", "no decision on this request is kept; see [telemetry] explain")
+        return 200, JSON, msgspec.json.encode(found)
 
     def reload(self) -> tuple[int, bytes, bytes]:
         """(status, content type, body) of a reload: 200 with its warnings, or 409 with what is wrong."""
@@ -236,6 +246,8 @@ class _Connection(asyncio.Protocol):
         if path != b"/healthz" and not self._server.may(self._authorization):
             message = "send the admin token as 'authorization: Bearer …'"
             return 401, JSON, _error("invalid_token", message), b"www-authenticate: Bearer\r\n"
+        if path.startswith(EXPLAIN) and method in (b"GET", b"HEAD"):
+            return (*self._server.explain(path[len(EXPLAIN) :]), b"")
         if path not in PATHS:
             known = ", ".join(sorted(known.decode() for known in PATHS))
             return 404, JSON, _error("not_found", f"nothing is here; there is: {known}"), b""
