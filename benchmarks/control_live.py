@@ -1,0 +1,220 @@
+"""The guarded window live: simulated engines in real time, a real gateway over the loopback, real connections.
+
+``python -m benchmarks.control_live`` (or ``make bench NAME=control_live``) sends the same arrivals to a gateway process
+and to the simulator, at several multiples of what the engine can serve, and compares what came of them. The engine is
+the calibrated model behind a port, in real time, so that everything that the simulation leaves out (sockets, parsing,
+event loops, timers that are late, a machine that does other things) is in the difference.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from benchmarks import environment, tables
+from benchmarks.control_policies import FOREBAY, policy
+from benchmarks.control_world import TPOT_MS, TTFT_MS
+from benchmarks.peers import ROOT
+from benchmarks.process import Process, free_port
+from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.load.attack import Plan, attack
+from forebay.load.child import get
+from forebay.load.target import Target
+from forebay.load.workload import Key, Workload
+from forebay.report.records import Objective, PhaseBounds, RequestRecord, RunHeader
+from forebay.report.statistics import percentile
+from forebay.sim.bounds import Size as MixSize
+from forebay.sim.bounds import limits_of, step_bound
+from forebay.sim.run import Simulation
+from forebay.sim.scenario import ClientSpec, EngineSpec, Scenario, WorkloadSpec
+
+PROFILE: Final = "a100-80g/llama-3.1-8b/bf16/tp1/vllm"
+PROMPT, OUTPUT = "~400/0.6", "~120/0.6"
+LOADS: Final = (1.0, 2.0, 5.0)
+KEYS: Final = ("a", "b", "c", "d")
+RESULTS: Final = ROOT / "benchmarks" / "results"
+
+
+def _load(rate: float, duration_s: float) -> WorkloadSpec:
+    return WorkloadSpec(rate=rate, duration_s=duration_s, prompt_tokens=PROMPT, output_tokens=OUTPUT)
+
+
+def _capacity() -> float:
+    """Requests per second that the engine serves within the objective, by the fluid bound of this mix."""
+    profile = profile_named(PROFILE)
+    assert isinstance(profile, StepProfile)
+    sizes = [MixSize(a.prompt_tokens or 1, a.output_tokens or 1) for a in _load(100.0, 20.0).draw(1)]
+    limits = limits_of(profile, EngineSpec(profile=PROFILE))
+    return step_bound(profile, limits, sizes, ttft_ms=TTFT_MS, tpot_ms=TPOT_MS).requests_per_s
+
+
+@contextmanager
+def _live(folder: Path) -> Iterator[Target]:
+    """A simulated engine in real time, and a gateway before it."""
+    forebay = [sys.executable, "-m", "forebay"]
+    engine_port, port, admin_port = free_port(), free_port(), free_port()
+    engine = Process.start(
+        "engine", [*forebay, "engine", "simulated", "--profile", PROFILE, "--port", str(engine_port)], folder
+    )
+    try:
+        engine.wait_until(lambda: _healthy(engine_port, "/health"), 30.0)
+        text = str(policy(FOREBAY)).replace('kind = "simulated"', f'urls = ["http://127.0.0.1:{engine_port}"]')
+        keys = "".join(f'[[keys.static]]\nid = "{key}"\nsecret = "sk-{key}"\n' for key in KEYS)
+        path = folder / "forebay.toml"
+        ports = f"[server]\nport = {port}\n[admin]\nport = {admin_port}\n"
+        path.write_text(f"{ports}{text}[keys]\nanonymous = false\n{keys}")
+        gateway = Process.start("gateway", [*forebay, "serve", "--config", str(path)], folder)
+        try:
+            gateway.wait_until(lambda: _healthy(port, "/readyz"), 30.0)
+            yield Target.parse(f"http://127.0.0.1:{port}")
+        finally:
+            gateway.stop()
+    finally:
+        engine.stop()
+
+
+def _healthy(port: int, path: str) -> bool:
+    try:
+        return get(Target.parse(f"http://127.0.0.1:{port}"), path)[0] == 200
+    except OSError:
+        return False
+
+
+def _measured(folder: Path, rate: float, duration_s: float, seed: int) -> list[RequestRecord]:
+    arrivals = _load(rate, duration_s).draw(seed)
+    header = RunHeader(
+        mode="hybrid", policy="guarded", workload="chat", seed=seed, phases=[PhaseBounds("load", 0.0, duration_s)],
+        objective=Objective(ttft_ms=TTFT_MS),
+    )  # fmt: skip
+    workload = Workload(model="sim", keys=tuple(Key(key, f"sk-{key}") for key in KEYS))
+    with _live(folder) as target:
+        return attack(Plan(target, header, arrivals, workload), folder / "records.jsonl", lambda _: None).requests
+
+
+def _simulated(folder: Path, seen: Sequence[RequestRecord], asked: Sequence[int], seed: int) -> list[RequestRecord]:
+    """The same requests, with the sizes that were asked for."""
+    trace = folder / "trace.csv"
+    with trace.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("timestamp", "prompt_tokens", "output_tokens", "key_id"))
+        for record, output in zip(seen, asked, strict=True):
+            writer.writerow((f"{record.intended_ns / 1e9:.9f}", record.prompt_tokens, output, record.key))
+    simulation = Simulation(
+        Scenario(
+            name="live",
+            policy="guarded",
+            config=str(policy(FOREBAY)),
+            engines=EngineSpec(profile=PROFILE),
+            workload=WorkloadSpec(trace=str(trace)),
+            clients=ClientSpec(max_tokens="exact"),
+            seed=seed,
+        )
+    )
+    simulation.run()
+    return list(simulation.records.records())
+
+
+def _figures(records: Sequence[RequestRecord], warm_up_s: float) -> dict[str, float]:
+    """Of requests that were sent after the warm-up. Shares are of those that were offered."""
+    counted = [record for record in records if record.intended_ns >= warm_up_s * 1e9]
+    done = [record for record in counted if record.outcome == "completed"]
+    good = [record for record in done if _in_time(record)]
+    ttft = sorted((record.first_token_ns - record.intended_ns) / 1e6 for record in done if record.first_token_ns >= 0)
+    gaps = sorted(_gap_ms(record) for record in done if record.output_tokens > 1)
+    waits = sorted(record.queue_wait_ms for record in done if record.queue_wait_ms is not None)
+    return {
+        "offered": len(counted),
+        "served": 100.0 * len(done) / len(counted),
+        "good": 100.0 * len(good) / len(counted),
+        "good_tokens": 100.0 * sum(r.output_tokens for r in good) / max(1, sum(r.output_tokens for r in done)),
+        "ttft_p50": percentile(ttft, 0.5) or 0.0,
+        "ttft_p99": percentile(ttft, 0.99) or 0.0,
+        "tpot_p50": percentile(gaps, 0.5) or 0.0,
+        "tpot_p99": percentile(gaps, 0.99) or 0.0,
+        "queue_wait_p99": percentile(waits, 0.99) or 0.0,
+    }
+
+
+def _gap_ms(record: RequestRecord) -> float:
+    return (record.done_ns - record.first_token_ns) / 1e6 / (record.output_tokens - 1)
+
+
+def _in_time(record: RequestRecord) -> bool:
+    if record.first_token_ns < 0 or (record.first_token_ns - record.intended_ns) / 1e6 > TTFT_MS:
+        return False
+    return record.output_tokens < 2 or _gap_ms(record) <= TPOT_MS
+
+
+SHOWN: Final = (
+    ("served", "served %"), ("good", "good %"), ("ttft_p50", "TTFT p50 ms"), ("ttft_p99", "TTFT p99 ms"),
+    ("tpot_p50", "TPOT p50 ms"), ("tpot_p99", "TPOT p99 ms"), ("queue_wait_p99", "wait p99 ms"),
+)  # fmt: skip
+
+
+def markdown(content: dict[str, Any]) -> str:
+    """The section of the page."""
+    where = content["environment"]
+    seconds = f"{content['duration_s']:g} s each, the first {content['warm_up_s']:g} s not counted"
+    method = (
+        f"Measured {where['at']} at commit `{where['commit']}` on {where['machine']}, {where['cpus']} cores, by "
+        f"`{content['command']}`. Engine `{PROFILE}` in real time; capacity by the fluid bound "
+        f"{content['capacity_per_s']:.1f} requests/s; {seconds}. Shares are of offered requests. "
+        "Each cell: live / simulated."
+    )
+    lines = [
+        method,
+        "",
+        "| load | requests | " + " | ".join(title for _, title in SHOWN) + " |",
+        "|---|---:|" + "---:|" * len(SHOWN),
+    ]
+    for row in content["rows"]:
+        live, simulated = row["live"], row["simulated"]
+        cells = [f"{live[name]:.1f} / {simulated[name]:.1f}" for name, _ in SHOWN]
+        lines.append(f"| {row['load']:g}x | {live['offered']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+@click.command()
+@click.option("--duration-s", type=float, default=90.0, show_default=True)
+@click.option("--warm-up-s", type=float, default=20.0, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--dry", is_flag=True, help="Write nothing.")
+def main(duration_s: float, warm_up_s: float, seed: int, dry: bool) -> None:
+    """Measure and print."""
+    load_before, capacity = environment.load_average(), _capacity()
+    rows: list[dict[str, Any]] = []
+    for load in LOADS:
+        with tempfile.TemporaryDirectory(prefix="forebay-live-") as scratch:
+            folder, rate = Path(scratch), load * capacity
+            click.echo(f"{load:g}x: {rate:.1f} requests/s for {duration_s:g} s", err=True)
+            seen = _measured(folder, rate, duration_s, seed)
+            asked = [arrival.output_tokens or 1 for arrival in _load(rate, duration_s).draw(seed)]
+            made = _simulated(folder, seen, asked, seed)
+            rows.append({"load": load, "live": _figures(seen, warm_up_s), "simulated": _figures(made, warm_up_s)})
+    content = {
+        "environment": environment.describe(load_before),
+        "command": shlex.join(["python", "-m", "benchmarks.control_live", *sys.argv[1:]]),
+        "capacity_per_s": capacity, "duration_s": duration_s, "warm_up_s": warm_up_s, "rows": rows,
+    }  # fmt: skip
+    section = markdown(content)
+    click.echo(section)
+    if not dry:
+        page = ROOT / "docs" / "control.md"
+        page.write_text(tables.replace_section(page.read_text(), "control-live", section))
+        path = RESULTS / f"control-live-{datetime.now(UTC):%Y-%m-%d}.json"
+        path.write_text(json.dumps(content, indent=1) + "\n")
+        click.echo(f"written: {page}, {path}")
+
+
+if __name__ == "__main__":
+    main()
