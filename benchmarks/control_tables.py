@@ -2,70 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.control_cases import A100, H100, PHASES
 from benchmarks.control_policies import FOREBAY
-from benchmarks.control_statistics import Estimate, paired
+from benchmarks.control_rows import Row, rows, select, shown
+from benchmarks.control_statistics import paired
+from benchmarks.control_targets import targets
 from benchmarks.tables import table
 
 SHORT = {A100: "A100", H100: "H100"}
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The figures of one policy under one load, a value per seed."""
-
-    policy: str
-    load: float
-    profile: str
-    mix: str
-    values: Mapping[str, Sequence[float | None]]
-
-    def cell(self, figure: str, digits: int = 1, *, percent: bool = True) -> str:
-        """Mean and bounds, in percent or as they are."""
-        estimate = Estimate.of(self.values.get(figure, ()))
-        return shown(estimate, digits, percent=percent)
-
-    def mean(self, figure: str) -> float | None:
-        """Over the seeds."""
-        estimate = Estimate.of(self.values.get(figure, ()))
-        return None if estimate is None else estimate.mean
-
-
-def shown(estimate: Estimate | None, digits: int = 1, *, percent: bool = True) -> str:
-    """As it stands in a table: the mean, and its bounds in brackets where several seeds differ."""
-    if estimate is None:
-        return "–"
-    factor = 100.0 if percent else 1.0
-    mean, low, high = (f"{factor * value:,.{digits}f}" for value in (estimate.mean, estimate.low, estimate.high))
-    return mean if low == high else f"{mean} ({low}–{high})"
-
-
-def rows(result: Mapping[str, Any], case: str) -> list[Row]:
-    """All of a case, in the order in which they were planned."""
-    grouped: dict[tuple[str, float, str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for one in result["rows"]:
-        if one["case"] == case:
-            grouped[one["policy"], one["load"], one["profile"], one["mix"]].append(one)
-    found = []
-    for key, members in grouped.items():
-        members.sort(key=lambda one: one["seed"])
-        names = dict.fromkeys(name for one in members for name in one["figures"])
-        found.append(Row(*key, {name: [one["figures"].get(name) for one in members] for name in names}))
-    return found
-
-
-def _select(found: Iterable[Row], **wanted: object) -> list[Row]:
-    return [row for row in found if all(getattr(row, name) == value for name, value in wanted.items())]
-
-
 def _goodput(result: Mapping[str, Any]) -> list[str]:
     found = rows(result, "goodput")
-    chat = _select(found, profile=A100, mix="chat")
+    chat = select(found, profile=A100, mix="chat")
     loads = (1.2, 2.0, 5.0, 10.0)
     lines: list[str] = []
     for figure, title in (
@@ -75,7 +27,7 @@ def _goodput(result: Mapping[str, Any]) -> list[str]:
     ):
         body = []
         for policy in dict.fromkeys(row.policy for row in chat):
-            by_load = {row.load: row for row in _select(chat, policy=policy)}
+            by_load = {row.load: row for row in select(chat, policy=policy)}
             if any(load in by_load for load in loads):
                 body.append([policy, *(by_load[load].cell(figure) if load in by_load else "–" for load in loads)])
         lines += [f"Chat on 4 A100, {title}, % of the fluid bound of the same requests, at so many times the load:", ""]
@@ -100,7 +52,7 @@ def _elsewhere(found: list[Row]) -> list[str]:
 
 def _against_static(chat: list[Row]) -> list[str]:
     body = []
-    for ours in _select(chat, policy=FOREBAY):
+    for ours in select(chat, policy=FOREBAY):
         for static in chat:
             if static.load == ours.load and static.policy.startswith("fixed"):
                 ratio = paired(
@@ -210,7 +162,7 @@ def _shift(result: Mapping[str, Any]) -> list[str]:
             for row in found]  # fmt: skip
     lines = ["Good work, % of each phase's own bound, whole phases with their beginnings:", ""]
     lines += [*table(["policy", *names, "mean", "worst phase"], body), ""]
-    ours = _select(found, policy=FOREBAY)
+    ours = select(found, policy=FOREBAY)
     body = [
         [f"{row.policy}, {name}", row.cell(f"{name}: first 5 s"), row.cell(f"{name}: from 5 s on"),
          row.cell(f"{name}: settled after s", percent=False)]
@@ -255,6 +207,7 @@ def _chosen(result: Mapping[str, Any]) -> list[str]:
 
 
 SECTIONS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
+    "targets": targets,
     "bounds": _chosen,
     "goodput": _goodput,
     "waits": _waits,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.control_rows import rows
 from benchmarks.control_statistics import (
     Estimate,
     Served,
@@ -14,6 +15,7 @@ from benchmarks.control_statistics import (
     share_good,
     worst_window,
 )
+from benchmarks.control_targets import targets
 
 S = 1_000_000_000
 
@@ -91,3 +93,22 @@ def test_pairs_cancel_what_the_seeds_have_in_common() -> None:
     assert found is not None
     assert found.high - found.low < 1e-9
     assert found.mean == pytest.approx(0.02)
+
+
+def _spike(seed: int, recovery_s: float | None) -> dict[str, object]:
+    figures = {"recovery_s": recovery_s, "recovered": float(recovery_s is not None), "spike_served": 0.7}
+    return {"case": "spike", "policy": "forebay", "seed": seed, "load": 0.5, "profile": "p", "mix": "chat",
+            "figures": figures}  # fmt: skip
+
+
+def test_a_seed_that_never_recovers_is_not_left_out_of_the_verdict() -> None:
+    lines = targets({"rows": [_spike(1, 0.0), _spike(2, None)]})
+    recovery = next(line for line in lines if "recovery" in line)
+    assert "never in 1 of 2 seeds" in recovery
+    assert "never in 1 of 2" in rows({"rows": [_spike(1, 0.0), _spike(2, None)]}, "spike")[0].cell("recovery_s")
+
+
+def test_a_target_is_met_or_missed_by_what_is_measured() -> None:
+    lines = targets({"rows": [_spike(1, 0.5), _spike(2, 2.1)]})
+    assert "**missed** by 0.3" in next(line for line in lines if "recovery" in line)
+    assert next(line for line in lines if "spike served" in line).endswith("| met |")
