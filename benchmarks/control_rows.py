@@ -9,7 +9,6 @@ from typing import Any
 
 from benchmarks.control_statistics import Estimate
 
-
 NOTHING = "–"
 
 
