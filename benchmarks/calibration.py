@@ -11,9 +11,9 @@ as near as any model of it can come.
 from __future__ import annotations
 
 import json
-import shlex
-import sys
+import os
 import tempfile
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +34,7 @@ from benchmarks.calibration_judge import (
     print_verdicts,
 )
 from benchmarks.peers import ROOT
+from benchmarks.process import Process
 from forebay.load.attack import Plan, attack
 from forebay.load.observe import first_model
 from forebay.load.probing import probe_engine
@@ -52,11 +53,29 @@ def _say(text: str) -> None:
     click.echo(f"{datetime.now(UTC):%H:%M:%S} {text}", err=True)
 
 
+class Others:
+    """Cores that programs other than the engine and this one kept busy since it was made, stolen time included."""
+
+    def __init__(self, engine: Process) -> None:
+        self._engine = engine
+        self._from = self._now()
+
+    def cores(self) -> float:
+        (busy, ours, at), (busy_now, ours_now, now) = self._from, self._now()
+        return (busy_now - busy - (ours_now - ours)) / (now - at)
+
+    def _now(self) -> tuple[float, float, float]:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        user, nice, system, _, _, irq, softirq, steal = ticks
+        busy_s = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return busy_s, self._engine.cpu_us() / 1e6 + time.process_time(), time.monotonic()
+
+
 class Session:
     """An engine that runs, and what was measured of it so far."""
 
-    def __init__(self, engine: Engine, target: Target, folder: Path, load_before: float) -> None:
-        self._engine, self._target, self._folder = engine, target, folder
+    def __init__(self, engine: Engine, process: Process, target: Target, folder: Path, load_before: float) -> None:
+        self._engine, self._process, self._target, self._folder = engine, process, target, folder
         self._workload = Workload(route="completions", model=first_model(target))
         self._seed = 1
         self.kept = Kept(engine.name, engine.limits, environment.describe(load_before))
@@ -79,7 +98,10 @@ class Session:
             phases=[PhaseBounds("load", 0.0, end_s)],
         )
         plan = Plan(self._target, header, arrivals, self._workload, drain_s=DRAIN_S)
-        return attack(plan, self._folder / "records.jsonl", lambda _: None).requests
+        others = Others(self._process)
+        records = attack(plan, self._folder / "records.jsonl", lambda _: None).requests
+        self.kept.others.append(others.cores())
+        return records
 
 
 def _measure(engine: Engine, configs: list[Config], scale: float, keep: Path | None) -> Kept:
@@ -87,7 +109,7 @@ def _measure(engine: Engine, configs: list[Config], scale: float, keep: Path | N
     with tempfile.TemporaryDirectory(prefix="forebay-calibration-") as scratch:
         process, target = engine.start(Path(scratch), _say)
         try:
-            session = Session(engine, target, Path(scratch), load_before)
+            session = Session(engine, process, target, Path(scratch), load_before)
             kept = session.kept
             first: Calibration | None = None
             for number, config in enumerate(configs):
@@ -143,7 +165,7 @@ def main(
         verdicts += found
     content: dict[str, Any] = {
         "environment": measured,
-        "command": shlex.join(["python", "-m", "benchmarks.calibration", *sys.argv[1:]]),
+        "command": "python -m benchmarks.calibration" + (" --keep DIR, then --again DIR" if again is not None else ""),
         "verdicts": [verdict.as_row() for verdict in verdicts],
     }
     paths = [json_path] if json_path is not None else []

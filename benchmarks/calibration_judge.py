@@ -23,6 +23,7 @@ from forebay.engines.simulated.profiles import StepProfile
 from forebay.report.records import RequestRecord
 from forebay.report.statistics import percentile
 from forebay.sim.calibrate import Calibration, fit, fitted, usable
+from forebay.sim.features import offers_of
 from forebay.sim.replay import Offer, replay
 from forebay.sim.run import Simulation
 from forebay.sim.scenario import EngineSpec, Scenario, WorkloadSpec
@@ -34,6 +35,9 @@ MOST_TTFT_P99_ERROR: Final = 0.15
 MOST_RATE_ERROR: Final = 0.05
 """Of the mean time per output token, and of throughput."""
 MOST_SECONDS: Final = 3600.0
+SAME_SPEED: Final = 0.03
+"""Probing runs that find the engine this near to each other in speed are taken together."""
+STRETCH_NS: Final = 4_000_000_000
 REPEATED: Final = " again"
 
 
@@ -104,6 +108,8 @@ class Kept(msgspec.Struct):
     probes: list[list[list[RequestRecord]]] = []
     loads: list[tuple[Config, list[RequestRecord]]] = []
     rates: dict[str, float] = {}
+    others: list[float] = []
+    """Cores that other programs kept busy during each load."""
 
     def save(self, folder: Path) -> None:
         (folder / f"{self.engine}.json").write_bytes(msgspec.json.encode(self))
@@ -137,6 +143,10 @@ class Verdict:
     speed: float
     own: Figures
     """Simulated from the probes just before alone."""
+    pace: list[float]
+    """See `pace`."""
+    others: float | None
+    """Cores that other programs kept busy meanwhile; None where nobody looked."""
 
     def errors(self, simulated: Figures | None = None) -> dict[str, float]:
         """Simulated over measured, less one."""
@@ -161,6 +171,8 @@ class Verdict:
             "errors": self.errors(),
             "errors_from_last_probes": self.errors(self.own),
             "speed": self.speed,
+            "pace": self.pace,
+            "others": self.others,
             "passed": self.passed,
         }
 
@@ -191,6 +203,21 @@ def capacity(calibration: Calibration, limits: EngineLimits, config: Config) -> 
     ends = sorted(timing.done_ns for timing in timings)
     most = int(0.9 * len(ends))
     return most / (ends[most - 1] / 1e9)
+
+
+def pace(calibration: Calibration, limits: EngineLimits, seen: Sequence[RequestRecord]) -> list[float]:
+    """How much longer than calibrated the engine's steps took, stretch by stretch of the load.
+
+    1 is as calibrated; a stretch far from it, among others that are not, is the machine's doing and not the model's.
+    """
+    instants = [(record.first_token_ns, record.done_ns) for record in seen]
+    _, steps = replay(calibration.profile, limits, calibration.front, offers_of(seen), instants)
+    stretches: dict[int, list[float]] = {}
+    for step in steps:
+        real_and_due = stretches.setdefault(step.from_ns // STRETCH_NS, [0.0, 0.0])
+        real_and_due[0] += (step.to_ns - step.from_ns) / 1e6
+        real_and_due[1] += calibration.profile.step_ms(step.tokens, step.sequences, step.context, step.pairs)
+    return [real / due for real, due in stretches.values()]
 
 
 def simulate(calibration: Calibration, limits: EngineLimits, seen: Sequence[RequestRecord], folder: Path) -> Figures:
@@ -243,15 +270,22 @@ def figures(records: Sequence[RequestRecord]) -> Figures:
 
 
 def judge(kept: Kept) -> list[Verdict]:
-    """Every load against its simulation: calibrated from all probes before it, and from the last ones alone."""
+    """Every load against its simulation.
+
+    Calibrated from the probes just before it, and those earlier ones that found the engine as fast; and, to compare,
+    from those just before alone.
+    """
     verdicts = []
-    first_s: float | None = None
+    paces = [_yardstick_s(calibrate(kept, [probing]), kept.limits) for probing in kept.probes[: len(kept.loads)]]
     for number, (config, records) in enumerate(kept.loads):
-        calibration = calibrate(kept, kept.probes[: number + 1])
+        like_now = [
+            probing
+            for probing, took_s in zip(kept.probes, paces[: number + 1], strict=False)
+            if abs(took_s / paces[number] - 1.0) <= SAME_SPEED
+        ]
+        calibration = calibrate(kept, like_now)
         own = calibrate(kept, kept.probes[number : number + 1])
         seen = usable(records)
-        yardstick_s = _yardstick_s(own, kept.limits)
-        first_s = first_s or yardstick_s
         with tempfile.TemporaryDirectory(prefix="forebay-calibration-") as scratch:
             verdicts.append(
                 Verdict(
@@ -260,8 +294,10 @@ def judge(kept: Kept) -> list[Verdict]:
                     rate=kept.rates[config.base],
                     measured=figures(seen),
                     simulated=simulate(calibration, kept.limits, seen, Path(scratch)),
-                    speed=first_s / yardstick_s,
+                    speed=paces[0] / paces[number],
                     own=simulate(own, kept.limits, seen, Path(scratch)),
+                    pace=pace(calibration, kept.limits, seen),
+                    others=kept.others[number] if number < len(kept.others) else None,
                 )
             )
     return verdicts
@@ -279,7 +315,18 @@ def _yardstick_s(calibration: Calibration, limits: EngineLimits) -> float:
     return max(timing.done_ns for timing in timings) / 1e9
 
 
-HEAD: Final = ("configuration", "requests", "per s", "speed", "TTFT p50 ms", "TTFT p99 ms", "TPOT ms", "tokens/s", "")
+HEAD: Final = (
+    "configuration",
+    "requests",
+    "per s",
+    "speed",
+    "pace",
+    "TTFT p50 ms",
+    "TTFT p99 ms",
+    "TPOT ms",
+    "tokens/s",
+    "",
+)
 
 
 def cells(one: Verdict) -> list[str]:
@@ -290,7 +337,15 @@ def cells(one: Verdict) -> list[str]:
         for name, digits in (("ttft_p50", 0), ("ttft_p99", 0), ("tpot_mean", 1), ("tokens_per_s", 1))
     ]
     verdict = "pass" if one.passed else "miss"
-    return [one.config.name, f"{one.requests}", f"{one.rate:.2f}", f"{one.speed:.3f}", *pairs, verdict]
+    return [
+        one.config.name,
+        f"{one.requests}",
+        f"{one.rate:.2f}",
+        f"{one.speed:.3f}",
+        f"{min(one.pace):.2f}–{max(one.pace):.2f}",
+        *pairs,
+        verdict,
+    ]
 
 
 def repeated(verdicts: Sequence[Verdict]) -> list[str]:
@@ -334,7 +389,8 @@ def markdown(content: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
     outcome = (
         f"{passed} of {len(verdicts)} within the goal. Largest errors: TTFT p99 {worst['ttft_p99']:.1%}, "
         f"TTFT p50 {worst['ttft_p50']:.1%}, TPOT {worst['tpot_mean']:.1%}, throughput {worst['tokens_per_s']:.1%}. "
-        "`speed` is the engine's by the probes just before, over its first ones: 1 on a machine that keeps its own."
+        "`speed` is the engine's by the probes just before, over its first ones: 1 on a machine that keeps its own. "
+        "`pace` is the least and most that the steps of four seconds of the load took, over what they should have."
     )
     lines = [
         where,
