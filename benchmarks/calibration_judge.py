@@ -35,7 +35,7 @@ MOST_TTFT_P99_ERROR: Final = 0.15
 MOST_RATE_ERROR: Final = 0.05
 """Of the mean time per output token, and of throughput."""
 MOST_SECONDS: Final = 3600.0
-SAME_SPEED: Final = 0.03
+SAME_SPEED: Final = 0.1
 """Probing runs that find the engine this near to each other in speed are taken together."""
 STRETCH_NS: Final = 4_000_000_000
 REPEATED: Final = " again"
@@ -321,6 +321,7 @@ HEAD: Final = (
     "per s",
     "speed",
     "pace",
+    "others",
     "TTFT p50 ms",
     "TTFT p99 ms",
     "TPOT ms",
@@ -343,6 +344,7 @@ def cells(one: Verdict) -> list[str]:
         f"{one.rate:.2f}",
         f"{one.speed:.3f}",
         f"{min(one.pace):.2f}–{max(one.pace):.2f}",
+        "–" if one.others is None else f"{one.others:.2f}",
         *pairs,
         verdict,
     ]
