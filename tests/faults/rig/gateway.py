@@ -132,7 +132,7 @@ class GatewayProcess:
 
     def admin(self, path: str) -> bytes:
         """The body of an admin GET that must succeed."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=20)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
