@@ -74,9 +74,11 @@ def _goodput(result: Mapping[str, Any]) -> list[list[str]]:
         lines += _line(f"goodput at {load:g}x, requests, of the fluid bound", row, "requests", 0.97)
         lines += _line(f"goodput at {load:g}x, weighted tokens", row, "weighted", 0.97)
     for row in sorted(found, key=lambda one: one.load):
-        lines += _line(f"p99 queue wait at {row.load:g}x, of its budget", row, "wait_p99_of_budget", 1.0, least=False,
+        at = f"at {row.load:g}x"
+        lines += _line(f"p99 queue wait {at}", row, "wait_p99_ms", 50.0, least=False, unit=1.0, name="ms")
+        lines += _line(f"p99 queue wait {at}, of the budget in force", row, "wait_p99_of_budget", 1.0, least=False,
                        digits=0)  # fmt: skip
-        lines += _line(f"late evictions at {row.load:g}x", row, "late", 0.01, least=False, digits=2)
+        lines += _line(f"late evictions {at}", row, "late", 0.01, least=False, digits=2)
     return lines
 
 
