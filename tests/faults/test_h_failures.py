@@ -96,7 +96,7 @@ def test_h02_accepts_and_never_answers(
     silent = [answer for answer in answers if answer.status == 504]
     served = [answer for answer in answers if answer.status == 200]
     assert len(silent) + len(served) == 100
-    assert len(silent) == len(backend.calls) > 30
+    assert len(silent) == len(backend.calls) > 20
     assert all(0.9 < answer.head.at - began < 2.0 for answer in silent)
     assert all(answer.head.at - began < 0.9 for answer in served)
     assert all(answer.reason == "engine_timeout" for answer in silent)

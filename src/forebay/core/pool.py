@@ -193,7 +193,7 @@ class Pool:
         if waiting and mode is Mode.HYBRID:
             # Its turn may come before that of others, who then make way for it.
             ahead = self.queue.ahead_of(request, self.turn(request))
-            if ahead < waiting and forecast.predict_ns(ahead + 1, rate) <= budget and self._may_go(self.queue.last()):
+            if ahead < waiting and forecast.predict_ns(ahead + 1, rate) <= budget and self._has_way(request):
                 return None
         return Refusal(
             ShedReason.QUEUE_WAIT,
@@ -215,28 +215,28 @@ class Pool:
         fair = self.fair(request.priority)
         return None if fair is None else fair.tag(request.flow or request.key)
 
-    @staticmethod
-    def _may_go(ticket: Ticket) -> bool:
-        """May it be displaced? What is held for its sender is not dropped, nor what was given back by an engine."""
-        return ticket.mode is Mode.HYBRID and not ticket.redispatched
+    def _has_way(self, request: Request) -> bool:
+        """May the last of the others be displaced? What is held for its sender is not, nor what an engine gave back."""
+        last = self.queue.last_of_others(request)
+        return last is not None and last.mode is Mode.HYBRID and not last.redispatched
 
     def makes_way(self, request: Request, mode: Mode) -> bool:
         """Is the queue full, and the last in turn one who makes way for this request?"""
         queue = self.queue
         if mode is not Mode.HYBRID or not queue or len(queue) != self.depth.config.depth_limit:
             return False
-        return queue.ahead_of(request, self.turn(request)) < len(queue) and self._may_go(queue.last())
+        return queue.ahead_of(request, self.turn(request)) < len(queue) and self._has_way(request)
 
     def displaced(self, newcomer: Ticket, now: Instant) -> Ticket | None:
         """Who makes way for the newcomer: the last in turn, if more wait than the budget or the depth allows."""
-        if newcomer.mode is not Mode.HYBRID:
-            return None
         rate, waiting = self.drain_rate(now), len(self.queue)
         predicted, budget = self.forecast.predict_ns(waiting, rate), self.forecast.budget_ns(rate)
-        if predicted <= budget and waiting <= self.depth.config.depth_limit:
+        fits = predicted <= budget and waiting <= self.depth.config.depth_limit
+        if fits or newcomer.mode is not Mode.HYBRID:
             return None
-        last = self.queue.last()
-        return last if last is not newcomer and self._may_go(last) else None
+        last = self.queue.last_of_others(newcomer.request)
+        behind = last is not None and self.queue.is_behind(last, newcomer)
+        return last if behind and self._has_way(newcomer.request) else None
 
     def timed(self, refusal: Refusal, request: Request, now: Instant) -> Refusal:
         """The refusal with its time to come back, spread."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.core.admission.fair_share import FLOWS_MAX, FairShare, FairShareConfig
+from forebay.core.admission.forecast import ForecastConfig
 from forebay.core.events import Finished
 from forebay.core.instant import SECOND
 from forebay.core.limits.fixed import FixedConfig
@@ -160,3 +161,19 @@ def test_a_class_that_holds_back_leaves_places_to_those_above(bench: Any, leases
     assert len(leases(b.offer("high", tokens=10, priority=1))) == 1
     assert len(leases(b.offer("high", tokens=10, priority=1))) == 1
     assert leases(b.report(Finished(low[0], None))) == [], "one free place of ten is not more than a fifth"
+
+
+def test_no_flow_displaces_its_own(bench: Any, leases: Any, refusals: Any) -> None:
+    """What leaves the line unserved moves its flow's tag back; the flow's others in line do not pay for that."""
+    budget = ForecastConfig(wait_budget_ns=SECOND // 2)
+    b = bench(PoolConfig(name="p", engines=("e",), limit=FixedConfig(limit=1), forecast=budget))
+    (running,) = leases(b.offer("k", tokens=10))
+    for _ in range(20):  # one every 100 ms: two may wait
+        b.clock.advance(SECOND // 10)
+        b.report(Finished(running, Usage(10, 0)))
+        (running,) = leases(b.offer("k", tokens=10))
+    waiting = [b.offer("k", tokens=size)[0].ticket for size in (500, 10)]
+    b.cancel(waiting[0])
+    seen = [effect for size in (10, 10, 10, 10) for effect in b.offer("k", tokens=size)]
+    assert [refusal.reason for refusal in refusals(seen)] == [ShedReason.QUEUE_WAIT] * 3
+    assert waiting[1].outcome is None

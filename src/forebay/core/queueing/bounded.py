@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 
 from forebay.core.instant import Instant
 from forebay.core.model import Request, Ticket, TicketState
-from forebay.core.queueing.fairness import VirtualClock
+from forebay.core.queueing.fairness import Flow, VirtualClock
 
 LEFTOVERS_MAX = 192
 
@@ -36,7 +36,7 @@ class FairQueue:
         """Add a ticket; its `expires` must be set. `tag` is its turn, where somebody with a longer memory keeps turns;
         a queue that runs empty again and again remembers nothing."""
         request = ticket.request
-        flow = (request.flow or request.key, request.priority)
+        flow = _flow(request)
         ticket.start_tag = self._clock.start_tag(flow, ticket.demand.tokens) if tag is None else tag
         heappush(self._turns, (-request.priority, ticket.start_tag, ticket.sequence, ticket))
         heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
@@ -63,18 +63,26 @@ class FairQueue:
 
     def ahead_of(self, request: Request, tag: float | None = None) -> int:
         """How many would be served before this request, were it to wait too. O(n), for a queue that is nearly full."""
-        if tag is None:
-            tag = self._clock.tag_now((request.flow or request.key, request.priority))
-        mine = (-request.priority, tag)
+        flow = _flow(request)
+        mine = (-request.priority, self._clock.tag_now(flow) if tag is None else tag)
         return sum(
             1
             for priority, start_tag, _, ticket in self._turns
-            if (priority, start_tag) <= mine and ticket.state is TicketState.QUEUED
+            if ticket.state is TicketState.QUEUED and ((priority, start_tag) <= mine or _flow(ticket.request) == flow)
         )
 
-    def last(self) -> Ticket:
-        """The ticket whose turn comes last. O(n). The queue must not be empty."""
-        return max(entry for entry in self._turns if entry[3].state is TicketState.QUEUED)[3]
+    def last_of_others(self, request: Request) -> Ticket | None:
+        """The ticket whose turn comes last, of flows other than this request's: none goes before its own flow's earlier
+        ones. O(n)."""
+        flow = _flow(request)
+        others = (e for e in self._turns if e[3].state is TicketState.QUEUED and _flow(e[3].request) != flow)
+        last = max(others, default=None)
+        return None if last is None else last[3]
+
+    @staticmethod
+    def is_behind(ticket: Ticket, other: Ticket) -> bool:
+        """Does its turn come after the other's?"""
+        return (-ticket.request.priority, ticket.start_tag) > (-other.request.priority, other.start_tag)
 
     def oldest(self) -> Instant:
         """When the longest-waiting ticket arrived. The queue must not be empty."""
@@ -93,7 +101,7 @@ class FairQueue:
     def remove(self, ticket: Ticket) -> None:
         """Take out a ticket that leaves unserved. The caller sets its state."""
         request = ticket.request
-        self._clock.withdrawn((request.flow or request.key, request.priority), ticket.demand.tokens)
+        self._clock.withdrawn(_flow(request), ticket.demand.tokens)
         self._add(ticket, -1)
 
     def expired(self, now: Instant) -> Ticket | None:
@@ -134,3 +142,7 @@ class FairQueue:
         self._arrivals = deque(t for t in self._arrivals if t.state is TicketState.QUEUED and t is not leaving)
         heapify(self._turns)
         heapify(self._expiries)
+
+
+def _flow(request: Request) -> Flow:
+    return request.flow or request.key, request.priority
