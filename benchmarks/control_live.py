@@ -64,7 +64,9 @@ def _live(folder: Path) -> Iterator[Target]:
     forebay = [sys.executable, "-m", "forebay"]
     engine_port, port, admin_port = free_port(), free_port(), free_port()
     engine = Process.start(
-        "engine", [*forebay, "engine", "simulated", "--profile", PROFILE, "--port", str(engine_port)], folder
+        "engine",
+        [*forebay, "engine", "simulated", "--profile", PROFILE, "--model-name", "sim", "--port", str(engine_port)],
+        folder,
     )
     try:
         engine.wait_until(lambda: _healthy(engine_port, "/health"), 30.0)
