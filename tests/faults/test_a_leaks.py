@@ -102,11 +102,11 @@ def leave(gateway: GatewayProcess, at: str, stream: bool, after: float) -> None:
         request = wire(chat(stream=stream, padding="x" * 2000))
         if at == "while sending":
             client.send(request[:-500])
-            time.sleep(after)
+            time.sleep(after)  # the instant at which this client leaves
             return
         client.send(request)
         if at == "before the head":
-            time.sleep(after)
+            time.sleep(after)  # the instant at which this client leaves
             return
         assert client.read_head(10).status == 200
         if at == "after the head":

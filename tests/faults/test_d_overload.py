@@ -152,7 +152,7 @@ def test_d08_a_pile_up_in_front_of_the_queue(backend: FakeBackend, start_gateway
     def frozen() -> float:
         gateway.signal(signal.SIGSTOP)
         try:
-            time.sleep(1.0)
+            time.sleep(1.0)  # how long the gateway stands still: the case itself
         finally:
             gateway.signal(signal.SIGCONT)
         return time.monotonic()
@@ -280,7 +280,7 @@ def test_d13_a_fresh_process(backend: FakeBackend, start_gateway: StartGateway) 
             if ask(gateway.port).status == 200:
                 done.append(time.monotonic() - began)
             else:
-                time.sleep(0.02)
+                time.sleep(0.02)  # a caller that insists, not one that spins
 
     in_parallel(insists, range(10))
     per_turn = Counter(int(at / 0.8) for at in done)

@@ -268,7 +268,7 @@ def test_g09_backend_dies_mid_stream(
         reader.start()
     eventually(lambda: (backend.open_calls, other_backend.open_calls) == (5, 5))
     assert ask(gateway.port, chat(max_tokens=1000), key="sk-a").reason == "key_tokens"
-    time.sleep(0.35)  # three events
+    time.sleep(0.35)  # the backend is to die after three events, one every 0.1 s
     backend.die()
     eventually(lambda: gateway.gauges() == (5, 0), 1.0, "the dead backend's slots settle")
     eventually(lambda: sorted(e["readiness"] for e in gateway.engines()) == ["down", "up"], 2.0)

@@ -60,7 +60,7 @@ def test_l01_cold_start(backend: FakeBackend, start_gateway: StartGateway) -> No
         assert (answer.status, answer.reason) == (503, "warming")
         assert 28 <= answer.retry_after <= 38
         assert gateway.gauges() == (0, 0)
-        time.sleep(0.1)
+        time.sleep(0.1)  # the engine stays cold for 0.8 s: asked now and then
     assert not backend.calls
     assert ask(gateway.port, method="GET", path="/readyz").status == 503
     backend.probe, backend.script = scripts.healthy, scripts.ordinary
@@ -154,7 +154,7 @@ def _arrivals(gateway: GatewayProcess, signalled: float, delay_s: float, until: 
         count += 1
         threads.append(threading.Thread(target=one))
         threads[-1].start()
-        time.sleep(0.05)
+        time.sleep(0.05)  # the rate of the load
     for thread in threads:
         thread.join()
     assert len(seen) == count, "every one has a complete answer"
@@ -170,7 +170,7 @@ def test_l02_an_idle_gateway_stays_for_the_delay(backend: FakeBackend, tmp_path:
         eventually(lambda: _is_503(gateway), 0.5)
         while time.monotonic() < signalled + 0.4:
             assert ask(gateway.port).status == 200
-            time.sleep(0.05)
+            time.sleep(0.05)  # asked now and then during the delay
         gateway.process.wait(3)
         assert gateway.process.returncode == 0
         assert 0.55 <= time.monotonic() - signalled < 2.0

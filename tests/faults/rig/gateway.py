@@ -229,7 +229,7 @@ def serving(config: Mapping[str, Any], folder: Path, *, ready: bool = True) -> I
 
 def wait_until(at: float) -> None:
     """Sleep to an instant of `time.monotonic()`: for cases that are about time passing."""
-    time.sleep(max(0.0, at - time.monotonic()))
+    time.sleep(max(0.0, at - time.monotonic()))  # the case is the passing of this time
 
 
 def to_toml(config: Mapping[str, Any]) -> str:

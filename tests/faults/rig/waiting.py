@@ -20,7 +20,7 @@ def eventually(condition: Callable[[], T], within: float = 2.0, what: str = "") 
             return value
         if time.monotonic() >= deadline:
             raise AssertionError(f"not so within {within} s: {what or condition!r}; last value {value!r}")
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks at another process
 
 
 def in_parallel(work: Callable[[T], V], items: Iterable[T]) -> list[V]:
