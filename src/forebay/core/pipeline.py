@@ -188,7 +188,6 @@ class Pipeline:
 
     def reconfigure(self, config: PipelineConfig, now: Instant) -> list[Effect]:
         """Take other settings for the same pools and engines: nothing that waits or runs is lost, no bucket refilled.
-
         Raises ValueError, with nothing changed, when a pool, an engine or a kind of limit or batching differs."""
         for pool, wanted in zip(self.pools, config.pools, strict=True):
             pool.check_reconfigurable(wanted)
@@ -428,10 +427,11 @@ class Pipeline:
                 pool.warmup.ended(now)
             self._pump(pool, now, effects)
             return effects
-        warming = isinstance(event, EngineWarming)
-        engine.health.readiness = Readiness.WARMING if warming else Readiness.DOWN
-        if warming:
+        if isinstance(event, EngineWarming):
+            engine.health.readiness = Readiness.WARMING
             pool.warmup.started(now)
+        else:
+            engine.health.gone()
         if not pool.up:
             self._evict_waiting(pool, EvictReason.NO_ENGINE, now, effects)
         return effects

@@ -311,3 +311,15 @@ def test_the_probe_of_another_engine_ends_no_warm_up(bench: Any, refusals: Any) 
     b.report(EngineWarming("b"))
     (refusal,) = refusals(b.offer())
     assert 20 * SECOND <= refusal.retry_after_ns <= 25 * SECOND
+
+
+def test_a_new_process_does_not_pay_for_the_one_that_died(bench: Any, leases: Any) -> None:
+    """Three requests died with the engine, which ejects it; what answers on its port afterwards is another engine."""
+    b = bench(PoolConfig(name="p", engines=("e",), limit=FixedConfig(limit=4)))
+    for lease in leases([effect for _ in range(3) for effect in b.offer()]):
+        b.report(Failed(lease, FailReason.ENGINE_ERROR))
+    assert b.pipeline.pools[0].engines[0].health.ejected_until > b.clock.now
+    b.report(EngineDown("e"))
+    b.clock.advance(100 * MILLISECOND)
+    b.report(EngineUp("e"))
+    assert len(leases([effect for _ in range(4) for effect in b.offer()])) == 4

@@ -73,6 +73,14 @@ class Health:
             self._failures = 0
             self.on_probation = False
 
+    def gone(self) -> None:
+        """Nobody is there. Whoever answers next is another process, and what this one did is not held against it; how
+        often it was ejected is, should that one fail too."""
+        self.readiness = Readiness.DOWN
+        self._failures = 0
+        self.ejected_until = 0
+        self.on_probation = False
+
     def undecided(self) -> None:
         """The probation ended without a verdict (the client left): the next request decides."""
         self.on_probation = False
