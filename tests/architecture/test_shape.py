@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "forebay"
 CORE = SOURCE / "core"
-FILE_LINES_MAX, CORE_LINES_MAX, PIPELINE_LINES_MAX, FUNCTION_LINES_MAX = 600, 300, 500, 70
+FILE_LINES_MAX, CORE_LINES_MAX, PIPELINE_LINES_MAX, FUNCTION_LINES_MAX = 600, 300, 600, 70
 
 FILES = sorted(SOURCE.rglob("*.py"))
 CORE_FILES = [path for path in FILES if CORE in path.parents]

@@ -23,6 +23,7 @@ from forebay.core.outcome import FailReason, Outcome
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.quota.budget import KeyLimits
+from forebay.core.verdicts import come_back_ns
 from forebay.sim.world import ARRIVAL
 from forebay.testing import EventWorld, check_empty
 
@@ -206,7 +207,7 @@ class Alone(EventWorld):
         if case.status == 503 and lease.open:
             # The engine's own refusal is relayed with a place on the pool's ladder.
             pool = lease.ticket.pool
-            pool.come_back_ns(lease.ticket.request, self.now)
+            come_back_ns(pool, lease.ticket.request, self.now)
         self.report(case.end(lease))
 
     def abort(self, lease: Lease, world: EventWorld) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from forebay.core import verdicts
 from forebay.core.admission.estimate import DemandEstimator, EstimateConfig
 from forebay.core.dispatch.health import Readiness
 from forebay.core.dispatch.leases import Engine
@@ -246,10 +247,10 @@ class Pipeline:
         if mode is not Mode.BACKPRESSURE:
             serving_from = pool.serving_from(now)
             if serving_from is None or serving_from > now:
-                return pool.away(serving_from, now)
-        places = waiting - 1 if pool.makes_way(request, mode) else waiting
+                return verdicts.away(pool, serving_from, now)
+        places = waiting - 1 if verdicts.makes_way(pool, request, mode) else waiting
         refusal = pool.depth.check(request, demand, mode, waiting=places, tokens=queue.tokens, size=queue.bytes)
-        return refusal or pool.wait_verdict(request, mode, now)
+        return refusal or verdicts.wait_verdict(pool, request, mode, now)
 
     # ---- the changes -----------------------------------------------------------------------------------------
 
@@ -261,7 +262,7 @@ class Pipeline:
     def _shed(self, request: Request, refusal: Refusal, pool: Pool, now: Instant) -> Refuse:
         self.offered += 1
         self.outcomes[Outcome.SHED] += 1
-        refusal = pool.timed(refusal, request, now)
+        refusal = verdicts.timed(pool, refusal, request, now)
         predicted = int(refusal.actual * MILLISECOND) if refusal.reason is ShedReason.QUEUE_WAIT else 0
         self._observer.shed(request, refusal, predicted)
         return Refuse(request, refusal)
@@ -284,7 +285,7 @@ class Pipeline:
         self.queued += 1
         effects: list[Effect] = [Queued(ticket)]
         self._pump(pool, now, effects)
-        if ticket.state is TicketState.QUEUED and (victim := pool.displaced(ticket, now)) is not None:
+        if ticket.state is TicketState.QUEUED and (victim := verdicts.displaced(pool, ticket, now)) is not None:
             self._leave_queue(victim, pool)
             self._evict(victim, EvictReason.DISPLACED, pool, now, effects)
         return effects
@@ -462,14 +463,14 @@ class Pipeline:
         self._close(ticket, Outcome.EVICTED, reason, None, now)
         retry: int | None = 0
         if reason is EvictReason.NO_ENGINE:
-            retry = pool.away(pool.serving_from(now), now).retry_after_ns
+            retry = verdicts.away(pool, pool.serving_from(now), now).retry_after_ns
         elif reason is EvictReason.DRAINING:
             retry = SECOND
         refusal = Refusal(reason, retry)
         if reason is EvictReason.EXPIRED:
             limit, waited = ticket.expires - ticket.arrived, ticket.queue_wait_ns
             refusal = Refusal(reason, retry, limit / MILLISECOND, waited / MILLISECOND, "ms of queue wait")
-        effects.append(Refuse(ticket.request, pool.timed(refusal, ticket.request, now), ticket))
+        effects.append(Refuse(ticket.request, verdicts.timed(pool, refusal, ticket.request, now), ticket))
 
     def _leave_queue(self, ticket: Ticket, pool: Pool) -> None:
         pool.queue.remove(ticket)

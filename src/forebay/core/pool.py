@@ -1,6 +1,6 @@
 """A pool: engines that are interchangeable, and the one queue in front of them.
 
-It holds one object of each room and answers the questions that need several of them; the pipeline decides.
+It holds one object of each room and answers what concerns them all; verdicts.py judges, the pipeline decides.
 """
 
 from __future__ import annotations
@@ -23,15 +23,9 @@ from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits import LimitConfig, started_at
 from forebay.core.limits import build as build_limit
 from forebay.core.limits.fixed import FixedConfig
-from forebay.core.model import Mode, Refusal, Request, Ticket
-from forebay.core.outcome import EvictReason, ShedReason
+from forebay.core.model import Mode, Request
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.snapshot import EngineSnapshot, PoolSnapshot
-
-SHARED = frozenset({
-    ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, ShedReason.KEY_SHARE, EvictReason.EXPIRED, EvictReason.DISPLACED
-})  # the ladder says when  # fmt: skip
-EXACT = frozenset({ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS})  # their end is known
 
 LAST_CALL_NS = MILLISECOND
 """A forming batch leaves this long before one of its members expires."""
@@ -163,46 +157,6 @@ class Pool:
         """Slot releases per second of all its engines; 0.0 when nothing is known."""
         return self.forecast.drain_rate(self.in_flight, now)
 
-    # ---- verdicts that need several rooms --------------------------------------------------------------------
-
-    def away(self, serving_from: Instant | None, now: Instant) -> Refusal:
-        """No engine can be given work: warming, ejected or gone."""
-        if serving_from is not None:
-            return Refusal(ShedReason.NO_ENGINE, max(SECOND, serving_from - now))
-        if self.warming:
-            return Refusal(ShedReason.WARMING, self.warmup.eta_ns(now))
-        return Refusal(ShedReason.NO_ENGINE, max(SECOND, self.config.retry.probe_interval_ns))
-
-    def wait_verdict(self, request: Request, mode: Mode, now: Instant) -> Refusal | None:
-        """Is the predicted wait within the wait budget, and within the caller's patience?"""
-        if mode is Mode.BACKPRESSURE and request.deadline is None and request.patience is None:
-            return None
-        forecast = self.forecast
-        forecast.decay(now)
-        rate, waiting = self.drain_rate(now), len(self.queue)
-        predicted = forecast.predict_ns(waiting + 1, rate)
-        budget = forecast.budget_ns(rate) if mode is Mode.HYBRID else self.config.hold_ns
-        if request.deadline is not None:
-            # Patience must outlast the wait and the work, or both are wasted.
-            budget = min(budget, request.deadline - now - forecast.service_ns)
-        if request.patience is not None:
-            first_ns = forecast.first_ns if request.stream else forecast.service_ns
-            budget = min(budget, request.patience - now - first_ns)
-        if predicted <= budget or (budget >= 0 and not predicted):
-            return None
-        if waiting and mode is Mode.HYBRID:
-            # Its turn may come before that of others, who then make way for it.
-            ahead = self.queue.ahead_of(request, self.turn(request))
-            if ahead < waiting and forecast.predict_ns(ahead + 1, rate) <= budget and self._has_way(request):
-                return None
-        return Refusal(
-            ShedReason.QUEUE_WAIT,
-            0,
-            max(0, budget) / MILLISECOND,
-            predicted / MILLISECOND,
-            "ms of predicted wait",
-        )
-
     def fair(self, priority: int) -> FairShare | None:
         """The shares among the flows of one priority; None when nothing is kept of them."""
         share = self._fair.get(priority)
@@ -214,56 +168,6 @@ class Pool:
         """Its tag by the fair share, which remembers longer than the queue; None: the queue's own counts."""
         fair = self.fair(request.priority)
         return None if fair is None else fair.tag(request.flow or request.key)
-
-    def _has_way(self, request: Request) -> bool:
-        """May the last of the others be displaced? What is held for its sender is not, nor what an engine gave back."""
-        last = self.queue.last_of_others(request)
-        return last is not None and last.mode is Mode.HYBRID and not last.redispatched
-
-    def makes_way(self, request: Request, mode: Mode) -> bool:
-        """Is the queue full, and the last in turn one who makes way for this request?"""
-        queue = self.queue
-        if mode is not Mode.HYBRID or not queue or len(queue) != self.depth.config.depth_limit:
-            return False
-        return queue.ahead_of(request, self.turn(request)) < len(queue) and self._has_way(request)
-
-    def displaced(self, newcomer: Ticket, now: Instant) -> Ticket | None:
-        """Who makes way for the newcomer: the last in turn, if more wait than the budget or the depth allows."""
-        rate, waiting = self.drain_rate(now), len(self.queue)
-        predicted, budget = self.forecast.predict_ns(waiting, rate), self.forecast.budget_ns(rate)
-        fits = predicted <= budget and waiting <= self.depth.config.depth_limit
-        if fits or newcomer.mode is not Mode.HYBRID:
-            return None
-        last = self.queue.last_of_others(newcomer.request)
-        behind = last is not None and self.queue.is_behind(last, newcomer)
-        return last if behind and self._has_way(newcomer.request) else None
-
-    def timed(self, refusal: Refusal, request: Request, now: Instant) -> Refusal:
-        """The refusal with its time to come back, spread."""
-        reason, retry = refusal.reason, refusal.retry_after_ns
-        if retry is None:
-            return refusal
-        if reason in SHARED:
-            retry = max(retry, self.come_back_ns(request, now))
-        elif reason in EXACT:
-            retry = self.ladder.exact_ns(retry)
-        else:
-            retry = self.ladder.spread_ns(retry)
-        return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit, retry <= request.obeys_ns)
-
-    def come_back_ns(self, request: Request, now: Instant) -> int:
-        """When the ladder has a place for this caller."""
-        flow, part = "", 1.0
-        if (fair := self.fair(request.priority)) is not None:
-            flow, part = request.flow or request.key, fair.part(request.weight)
-        return self.ladder.next_ns(
-            max(self.drain_rate(now), self.forecast.best_rate),
-            now,
-            usual_rate=self.forecast.usual_rate,
-            obeys_ns=request.obeys_ns,
-            flow=flow,
-            part=part,
-        )
 
     def snapshot(self, now: Instant) -> PoolSnapshot:
         """A frozen picture of its rooms."""

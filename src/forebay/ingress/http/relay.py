@@ -17,6 +17,7 @@ from forebay.core.events import Failed, Finished, FirstToken, Undelivered
 from forebay.core.instant import SECOND
 from forebay.core.model import Lease, Usage
 from forebay.core.outcome import FailReason
+from forebay.core.verdicts import come_back_ns
 from forebay.engines.pool import Breakage, ResponseHead, Upstream
 from forebay.ingress.http.routes import Dialect
 from forebay.ingress.http.usage import TAIL, StreamReader, document_usage, first_event_error
@@ -351,8 +352,7 @@ class Relay:
             return self._digest.retry_after * SECOND
         assert self.lease is not None
         ticket = self.lease.ticket
-        wait_ns: int = ticket.pool.come_back_ns(ticket.request, self.inbound.site.clock())
-        return wait_ns
+        return come_back_ns(ticket.pool, ticket.request, self.inbound.site.clock())
 
     def held_long_enough(self) -> None:
         """The first event does not come: the client gets the head now."""

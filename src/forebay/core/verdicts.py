@@ -1,0 +1,111 @@
+"""Verdicts that need several rooms of a pool: is the wait worth it, who makes way, and when to come back.
+
+Each asks and changes nothing, save the ladder, which gives every caller another place.
+"""
+
+from __future__ import annotations
+
+from forebay.core.instant import MILLISECOND, SECOND, Instant
+from forebay.core.model import Mode, Refusal, Request, Ticket
+from forebay.core.outcome import EvictReason, ShedReason
+from forebay.core.pool import Pool
+
+SHARED = frozenset({
+    ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, ShedReason.KEY_SHARE, EvictReason.EXPIRED, EvictReason.DISPLACED
+})  # the ladder says when  # fmt: skip
+EXACT = frozenset({ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS})  # their end is known
+
+
+def away(pool: Pool, serving_from: Instant | None, now: Instant) -> Refusal:
+    """No engine can be given work: warming, ejected or gone."""
+    if serving_from is not None:
+        return Refusal(ShedReason.NO_ENGINE, max(SECOND, serving_from - now))
+    if pool.warming:
+        return Refusal(ShedReason.WARMING, pool.warmup.eta_ns(now))
+    return Refusal(ShedReason.NO_ENGINE, max(SECOND, pool.config.retry.probe_interval_ns))
+
+
+def wait_verdict(pool: Pool, request: Request, mode: Mode, now: Instant) -> Refusal | None:
+    """Is the predicted wait within the wait budget, and within the caller's patience?"""
+    if mode is Mode.BACKPRESSURE and request.deadline is None and request.patience is None:
+        return None
+    forecast = pool.forecast
+    forecast.decay(now)
+    rate, waiting = pool.drain_rate(now), len(pool.queue)
+    predicted = forecast.predict_ns(waiting + 1, rate)
+    budget = forecast.budget_ns(rate) if mode is Mode.HYBRID else pool.config.hold_ns
+    if request.deadline is not None:
+        # Patience must outlast the wait and the work, or both are wasted.
+        budget = min(budget, request.deadline - now - forecast.service_ns)
+    if request.patience is not None:
+        first_ns = forecast.first_ns if request.stream else forecast.service_ns
+        budget = min(budget, request.patience - now - first_ns)
+    if predicted <= budget or (budget >= 0 and not predicted):
+        return None
+    if waiting and mode is Mode.HYBRID:
+        # Its turn may come before that of others, who then make way for it.
+        ahead = pool.queue.ahead_of(request, pool.turn(request))
+        if ahead < waiting and forecast.predict_ns(ahead + 1, rate) <= budget and _has_way(pool, request):
+            return None
+    return Refusal(
+        ShedReason.QUEUE_WAIT,
+        0,
+        max(0, budget) / MILLISECOND,
+        predicted / MILLISECOND,
+        "ms of predicted wait",
+    )
+
+
+def _has_way(pool: Pool, request: Request) -> bool:
+    """May the last of the others be displaced? What is held for its sender is not, nor what an engine gave back."""
+    last = pool.queue.last_of_others(request)
+    return last is not None and last.mode is Mode.HYBRID and not last.redispatched
+
+
+def makes_way(pool: Pool, request: Request, mode: Mode) -> bool:
+    """Is the queue full, and the last in turn one who makes way for this request?"""
+    queue = pool.queue
+    if mode is not Mode.HYBRID or not queue or len(queue) != pool.depth.config.depth_limit:
+        return False
+    return queue.ahead_of(request, pool.turn(request)) < len(queue) and _has_way(pool, request)
+
+
+def displaced(pool: Pool, newcomer: Ticket, now: Instant) -> Ticket | None:
+    """Who makes way for the newcomer: the last in turn, if more wait than the budget or the depth allows."""
+    rate, waiting = pool.drain_rate(now), len(pool.queue)
+    predicted, budget = pool.forecast.predict_ns(waiting, rate), pool.forecast.budget_ns(rate)
+    fits = predicted <= budget and waiting <= pool.depth.config.depth_limit
+    if fits or newcomer.mode is not Mode.HYBRID:
+        return None
+    last = pool.queue.last_of_others(newcomer.request)
+    behind = last is not None and pool.queue.is_behind(last, newcomer)
+    return last if behind and _has_way(pool, newcomer.request) else None
+
+
+def timed(pool: Pool, refusal: Refusal, request: Request, now: Instant) -> Refusal:
+    """The refusal with its time to come back, spread."""
+    reason, retry = refusal.reason, refusal.retry_after_ns
+    if retry is None:
+        return refusal
+    if reason in SHARED:
+        retry = max(retry, come_back_ns(pool, request, now))
+    elif reason in EXACT:
+        retry = pool.ladder.exact_ns(retry)
+    else:
+        retry = pool.ladder.spread_ns(retry)
+    return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit, retry <= request.obeys_ns)
+
+
+def come_back_ns(pool: Pool, request: Request, now: Instant) -> int:
+    """When the ladder has a place for this caller."""
+    flow, part = "", 1.0
+    if (fair := pool.fair(request.priority)) is not None:
+        flow, part = request.flow or request.key, fair.part(request.weight)
+    return pool.ladder.next_ns(
+        max(pool.drain_rate(now), pool.forecast.best_rate),
+        now,
+        usual_rate=pool.forecast.usual_rate,
+        obeys_ns=request.obeys_ns,
+        flow=flow,
+        part=part,
+    )
