@@ -1,0 +1,1 @@
+"""One script a change, in order."""
