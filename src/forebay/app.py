@@ -32,6 +32,7 @@ from forebay.engines.probe import Probed, Prober
 from forebay.engines.signals import SignalReader
 from forebay.errors import ForebayError, UsageError
 from forebay.ingress.admin import AdminServer
+from forebay.ingress.http.cors import Cors
 from forebay.ingress.http.routes import EXACT, Route, Routes
 from forebay.ingress.http.server import ServerConnection
 from forebay.ingress.http.site import HttpLimits, Site
@@ -372,6 +373,7 @@ class App:
             ),
             audit=self,
             overload_status=config.responses.overload_status,
+            cors=Cors(server.cors_origins) if server.cors_origins else None,
             ready=self.ready,
         )
 

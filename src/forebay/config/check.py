@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import ssl
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -13,6 +14,8 @@ from forebay.config.lines import Path
 from forebay.config.read import Problem
 from forebay.config.schema import ANONYMOUS, ROUTE_NAMES, Batching, Config, Engine, wait_budget_ms
 from forebay.core.model import Mode
+
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 
 PRESENT = frozenset({"openai", "embedded", "simulated"})
 
@@ -30,6 +33,7 @@ def is_loopback(host: str) -> bool:
 def problems(config: Config) -> Iterator[Problem]:
     """Everything that makes the configuration unusable."""
     yield from _ports(config)
+    yield from _origins(config)
     yield from _tls(config)
     yield from _sizes(config)
     yield from _waits(config)
@@ -64,6 +68,13 @@ def _ports(config: Config) -> Iterator[Problem]:
             f'is "{admin.host}", which others can reach, and no token is set',
             "set [admin] token, or listen on 127.0.0.1",
         )
+
+
+def _origins(config: Config) -> Iterator[Problem]:
+    for number, origin in enumerate(config.server.cors_origins):
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            todo = "write it as browsers do: https://HOST or https://HOST:PORT, in lower case, without a path; or *"
+            yield Problem(("server", "cors_origins", number), f'"{origin}" is no origin of a web page', todo)
 
 
 def _tls(config: Config) -> Iterator[Problem]:

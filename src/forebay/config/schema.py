@@ -68,6 +68,14 @@ class Server(Section, frozen=True):
             "as the first event of a 200, and those are relayed as the refusals they are."
         ),
     ] = 75
+    cors_origins: Annotated[
+        tuple[Text, ...],
+        Meta(
+            description="Origins of web pages whose scripts may call, as browsers spell them; * is any. Empty: none "
+            "but those that the engine itself allows.",
+            examples=[["https://app.example.com"]],
+        ),
+    ] = ()
     stalled_reader_s: Annotated[
         Seconds, Meta(description="Time after which a client that reads nothing of its answer is cut off, in seconds.")
     ] = 120

@@ -12,6 +12,28 @@ from typing import TYPE_CHECKING
 from forebay.config.build import KeyEntry
 from forebay.core.instant import MILLISECOND
 from forebay.core.model import OBEYED_NS, ByteClass, Lease, Refusal, Request, Ticket, Usage
+from forebay.ingress.http.headers import (
+    API_KEY,
+    AUTHORIZATION,
+    CONNECTION,
+    CONTENT_ENCODING,
+    CONTENT_LENGTH,
+    CONTENT_TYPE,
+    DEADLINE_MS,
+    DROP,
+    EXPECT,
+    FLOW,
+    HOST,
+    ORIGIN,
+    PAGE_NAMES,
+    PREFLIGHT_HEADERS,
+    PRIORITY,
+    READ_TIMEOUT,
+    REQUEST_ID,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    USER_AGENT,
+)  # fmt: skip
 from forebay.ingress.http.peek import BadRequest, Peek, peek, with_usage
 from forebay.ingress.http.relay import Relay
 from forebay.ingress.http.routes import Dialect, Route, kserve_model
@@ -24,36 +46,6 @@ if TYPE_CHECKING:
 
 REQUEST_ID_MAX = 128
 PRIORITY_MOST = 100
-
-# Headers that are read, and not passed on as they are.
-CONTENT_LENGTH, TRANSFER_ENCODING, AUTHORIZATION, API_KEY, HOST, EXPECT, REQUEST_ID, CONTENT_TYPE = range(8)
-CONTENT_ENCODING, DEADLINE_MS, PRIORITY, DROP, CONNECTION, FLOW, READ_TIMEOUT, UPGRADE = range(8, 16)
-USER_AGENT = 16
-KNOWN: dict[bytes, int] = {
-    b"content-length": CONTENT_LENGTH,
-    b"transfer-encoding": TRANSFER_ENCODING,
-    b"authorization": AUTHORIZATION,
-    b"api-key": API_KEY,
-    b"x-api-key": API_KEY,
-    b"host": HOST,
-    b"expect": EXPECT,
-    b"x-request-id": REQUEST_ID,
-    b"content-type": CONTENT_TYPE,
-    b"content-encoding": CONTENT_ENCODING,
-    b"x-forebay-deadline-ms": DEADLINE_MS,
-    b"x-stainless-read-timeout": READ_TIMEOUT,
-    b"x-forebay-priority": PRIORITY,
-    b"x-llm-d-inference-fairness-id": FLOW,
-    b"connection": CONNECTION,
-    b"keep-alive": DROP,
-    b"proxy-authorization": DROP,
-    b"proxy-connection": DROP,
-    b"te": DROP,
-    b"trailer": DROP,
-    b"upgrade": UPGRADE,
-    b"accept-encoding": DROP,
-    b"user-agent": USER_AGENT,
-}
 
 RATE_LIMIT_LINES = {
     name: (
@@ -99,6 +91,8 @@ class Inbound:
     rejection: tuple[int, bytes] | None = None  # status, rendered head lines and body
     refusal: Refusal | None = None
     strips_usage = False  # we asked for a usage event that the client did not ask for
+    cors = b""  # header lines for the page that asks; none when no origins are configured
+    _preflight: bytes | None = None  # the request headers that a preflight asks for
     _id_given = False
     _secret: bytes | None = None
     _auth_conflict = False
@@ -166,6 +160,20 @@ class Inbound:
                 self._priority = int(value)
         elif known == FLOW:
             self._flow = value[:REQUEST_ID_MAX].decode("latin-1")
+        else:
+            self._from_a_page(known, value)
+
+    def _from_a_page(self, known: int, value: bytes) -> None:
+        """What a browser says of the page. The engine hears of it only when it is left to decide on it."""
+        cors = self.site.cors
+        if cors is None:
+            self.forward.append(b"%b: %b\r\n" % (PAGE_NAMES[known], value))
+        elif known == ORIGIN:
+            self.cors = cors.lines(value)
+        elif known == PREFLIGHT_HEADERS:
+            self._preflight = value
+        else:
+            self._preflight = self._preflight or b""
 
     def _credential(self, known: int, value: bytes) -> None:
         secret = value
@@ -198,6 +206,9 @@ class Inbound:
                 return
             text = f"no such path: {path[:200].decode('latin-1')}; see the routes in the documentation"
             self.reject(404, "malformed", text, code="not_found")
+        elif self.method == b"OPTIONS" and self.cors and self._preflight is not None:
+            assert self.site.cors is not None
+            self._prepare(200, self.site.cors.preflight(route.methods, self._preflight), b"")
         elif self.method not in route.methods:
             allow = b"allow: " + b", ".join(route.methods) + b"\r\n"
             name = self.method.decode("latin-1")
@@ -240,6 +251,7 @@ class Inbound:
         self.route = known.route
         self.key = known.key
         self.forward = known.forward
+        self.cors = known.cors
         self._secret = known._secret
         self._deadline_ms = known._deadline_ms
         self._patience_ms = known._patience_ms
@@ -519,9 +531,9 @@ class Inbound:
         connection = self.connection
         self.drop_body()
         keep = self.keep_alive and connection.can_keep(self)
-        head = b"HTTP/1.1 %d %b\r\nx-request-id: %b\r\n%b" % (
+        head = b"HTTP/1.1 %d %b\r\nx-request-id: %b\r\n%b%b" % (
             status, REASON_PHRASES.get(status, "Refused").encode(), self.request_id or self.site.request_id(),
-            b"" if keep else b"connection: close\r\n",
+            self.cors, b"" if keep else b"connection: close\r\n",
         )  # fmt: skip
         connection.write(head + rest)
         connection.ended(self, keep)

@@ -60,18 +60,23 @@ STATUS_LINES = {
 class HeadDigest:
     """What a relay needs to know of a response head, made once for all responses that begin with it."""
 
-    __slots__ = ("cache_control", "compressed", "lines", "plain", "retry_after", "sse")
+    __slots__ = ("cache_control", "compressed", "cors", "lines", "plain", "retry_after", "sse")
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self.sse = False
         self.compressed = False
         self.retry_after: int | None = None
+        self.cors = b""  # the engine's own word on pages of other origins; ours goes before it
         lines: list[bytes] = []
         nominated: tuple[bytes, ...] = ()
         for name, value in headers:
             kind = HEADERS.get(name)
             if kind is None:
-                lines.append(b"%b: %b\r\n" % (name, value))
+                line = b"%b: %b\r\n" % (name, value)
+                if name.startswith(b"access-control-"):
+                    self.cors += line
+                else:
+                    lines.append(line)
             elif kind == TYPE:
                 self.sse = value.startswith(b"text/event-stream")
                 lines.append(b"content-type: %b\r\n" % value)
@@ -188,11 +193,12 @@ class Relay:
         ticket, connection = lease.ticket, inbound.connection
         wait_us = (ticket.dispatched - ticket.arrived) // 1000
         connection.write(
-            b"HTTP/1.1 200 OK\r\nx-request-id: %b\r\n%bcontent-length: %d\r\n"
+            b"HTTP/1.1 200 OK\r\nx-request-id: %b\r\n%b%bcontent-length: %d\r\n"
             b"server-timing: queue;dur=%d.%03d\r\n%b\r\n%b"
             % (
                 inbound.request_id,
                 digest.lines,
+                inbound.cors or digest.cors,
                 len(body),
                 wait_us // 1000,
                 wait_us % 1000,
@@ -307,17 +313,17 @@ class Relay:
 
     def _render_head(self) -> bytes:
         """Decide the framing and render the head."""
-        inbound, status, extra = self.inbound, self._status, b""
+        inbound, status, extra = self.inbound, self._status, self.inbound.cors or self._digest.cors
         self._head_sent = True
         if status in NO_BODY:
             pass
         elif self._length is not None:
-            extra = b"content-length: %d\r\n" % self._length
+            extra += b"content-length: %d\r\n" % self._length
         elif inbound.version_1_0:
             self._close_after = True
         else:
             self._chunked = True
-            extra = b"transfer-encoding: chunked\r\n"
+            extra += b"transfer-encoding: chunked\r\n"
         lease = self.lease
         if lease is not None:
             ticket = lease.ticket

@@ -14,7 +14,8 @@ import httptools
 
 from forebay.core.model import Mode
 from forebay.core.outcome import FailReason
-from forebay.ingress.http.inbound import KNOWN, Inbound
+from forebay.ingress.http.headers import KNOWN
+from forebay.ingress.http.inbound import Inbound
 from forebay.ingress.http.site import Site
 
 PIPELINED_MAX = 64

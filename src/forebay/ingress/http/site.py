@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from forebay.config.build import KeyEntry
 from forebay.engines.deadlines import Deadlines
 from forebay.engines.openai import OpenAIEngine
+from forebay.ingress.http.cors import Cors
 from forebay.ingress.http.routes import Routes
 from forebay.live.gateway import Gateway
 
@@ -68,6 +69,7 @@ class Site:
     limits: HttpLimits
     audit: Audit
     overload_status: int = 503
+    cors: Cors | None = None  # None: pages of other origins are the engine's business
     clock: Callable[[], int] = field(init=False)
     ready: Callable[[], bool] = lambda: True
     heads: dict[bytes, Inbound] = field(default_factory=dict)  # read and judged; by their bytes less the length

@@ -1,0 +1,38 @@
+"""Request headers that are read, and not passed on as they are."""
+
+from __future__ import annotations
+
+CONTENT_LENGTH, TRANSFER_ENCODING, AUTHORIZATION, API_KEY, HOST, EXPECT, REQUEST_ID, CONTENT_TYPE = range(8)
+CONTENT_ENCODING, DEADLINE_MS, PRIORITY, DROP, CONNECTION, FLOW, READ_TIMEOUT, UPGRADE = range(8, 16)
+USER_AGENT, ORIGIN, PREFLIGHT_METHOD, PREFLIGHT_HEADERS = range(16, 20)
+KNOWN: dict[bytes, int] = {
+    b"content-length": CONTENT_LENGTH,
+    b"transfer-encoding": TRANSFER_ENCODING,
+    b"authorization": AUTHORIZATION,
+    b"api-key": API_KEY,
+    b"x-api-key": API_KEY,
+    b"host": HOST,
+    b"expect": EXPECT,
+    b"x-request-id": REQUEST_ID,
+    b"content-type": CONTENT_TYPE,
+    b"content-encoding": CONTENT_ENCODING,
+    b"x-forebay-deadline-ms": DEADLINE_MS,
+    b"x-stainless-read-timeout": READ_TIMEOUT,
+    b"x-forebay-priority": PRIORITY,
+    b"x-llm-d-inference-fairness-id": FLOW,
+    b"connection": CONNECTION,
+    b"keep-alive": DROP,
+    b"proxy-authorization": DROP,
+    b"proxy-connection": DROP,
+    b"te": DROP,
+    b"trailer": DROP,
+    b"upgrade": UPGRADE,
+    b"accept-encoding": DROP,
+    b"user-agent": USER_AGENT,
+    b"origin": ORIGIN,
+    b"access-control-request-method": PREFLIGHT_METHOD,
+    b"access-control-request-headers": PREFLIGHT_HEADERS,
+}
+
+PAGE_NAMES = {number: name for name, number in KNOWN.items() if number >= ORIGIN}
+"""Those that browsers send of a page."""
