@@ -14,6 +14,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -21,7 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0001"
+HEAD = "0002"
 """Newest migration; a test holds it to the scripts."""
 
 Whole = BigInteger().with_variant(Integer, "sqlite")
@@ -126,4 +127,58 @@ usage = Table(
     Column("input_tokens", Whole, nullable=False),
     Column("output_tokens", Whole, nullable=False),
     Index(None, "period", "start"),
+)
+
+# ---- keys --------------------------------------------------------------------------------------------------------
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", String(64), primary_key=True),  # the public id: what credentials, logs and the ledger name it by
+    Column("verifier", LargeBinary, nullable=False),  # salt and hash of the secret, which nothing keeps
+    Column("name", String(128), nullable=False),
+    Column("team", String(64), nullable=True),
+    Column("class", String(64), nullable=False),
+    Column("mode", String(16), nullable=True),
+    Column("models", Text, nullable=True),  # JSON list; NULL: any
+    Column("routes", Text, nullable=True),  # JSON list; NULL: any
+    Column("limits", Text, nullable=True),  # JSON object of what is set; NULL: those of [limits.default]
+    Column("max_output_tokens", Whole, nullable=True),
+    Column("prepaid", Integer, nullable=False),  # 1: it spends credit
+    Column("created_ms", Whole, nullable=False),
+    Column("expires_ms", Whole, nullable=True),
+    Column("revoked_ms", Whole, nullable=True),
+    Column("change", Whole, nullable=False),  # number of the change that it last took part in
+    Index(None, "created_ms", "id"),
+    Index(None, "team"),
+    Index(None, "change"),
+)
+
+changes = Table(
+    "changes",  # one row: the number of the last change of any key; whoever changes one holds its lock first
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("number", Whole, nullable=False),
+)
+
+audit = Table(
+    "audit",  # who changed what
+    metadata,
+    Column("id", Whole, primary_key=True, autoincrement=True),
+    Column("at_ms", Whole, nullable=False),
+    Column("actor", String(128), nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("key_id", String(64), nullable=False),
+    Column("detail", Text, nullable=False),  # JSON: each changed field with its value before and after
+    Index(None, "key_id", "id"),
+)
+
+requests = Table(
+    "requests",  # changes that were asked for with an idempotency key, so that none is made twice
+    metadata,
+    Column("idempotency", String(128), primary_key=True),
+    Column("asked", LargeBinary, nullable=False),  # hash of the request
+    Column("key_id", String(64), nullable=False),  # the key that it changed
+    Column("at_ms", Whole, nullable=False),
+    Index(None, "at_ms"),
 )
