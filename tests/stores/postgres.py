@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 from itertools import count
 from pathlib import Path
 
@@ -14,17 +15,17 @@ INSTALL_S = 600
 
 
 class Postgres:
-    """One server on a free port of the loopback, with a folder of its own. `url` makes a new database."""
+    """One server on a free port of the loopback, until `remove`. `url` makes a new database."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._bin = folder / "data", _programs()
+    def __init__(self) -> None:
+        # Not pytest's own folder: nobody but its owner may enter that, and the server refuses to run as root.
+        self._home = tempfile.TemporaryDirectory(prefix="forebay-postgres-")
+        self._folder, self._bin = Path(self._home.name) / "data", _programs()
         self._numbers = count(1)
         self._folder.mkdir(mode=0o700)
-        if os.geteuid() == 0:  # the server refuses to run as root
+        if os.geteuid() == 0:
+            self._folder.parent.chmod(0o711)
             shutil.chown(self._folder, "postgres", "postgres")
-            for parent in self._folder.parents:
-                if parent.stat().st_uid == 0 and not parent.stat().st_mode & 0o001:
-                    parent.chmod(parent.stat().st_mode | 0o011)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self._run("initdb", "-A", "trust", "-U", "postgres", "-N", "-D", str(self._folder))
@@ -38,6 +39,10 @@ class Postgres:
     def stop(self) -> None:
         """At once: whoever is connected loses the connection."""
         self._run("pg_ctl", "-w", "-D", str(self._folder), "-m", "immediate", "stop")
+
+    def remove(self) -> None:
+        self.stop()
+        self._home.cleanup()
 
     def url(self) -> str:
         name = f"forebay_{next(self._numbers)}"

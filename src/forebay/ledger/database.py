@@ -1,8 +1,8 @@
 """Opening the store: SQLite or PostgreSQL by URL, brought to this version's tables, with errors for a person.
 
 `begin` is a writing transaction and takes SQLite's one write lock at once, so that it never fails half-way for want of
-it; `read` is a reading one. Both say StoreError for whatever the database refuses, StoreGoneError when asking again later
-may help.
+it; `read` is a reading one. Both raise StoreError for whatever the database refuses, StoreGoneError when asking again
+later may help.
 """
 
 from __future__ import annotations
@@ -180,18 +180,18 @@ def _migrate(connection: Connection, name: str) -> None:
 def _stated(error: exc.DBAPIError, name: str) -> StoreError:
     """What the driver said, for a person; StoreGoneError if asking again may help."""
     said = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
-    text_ = said.lower()
-    if "unable to open database" in text_:
+    lower = said.lower()
+    if "unable to open database" in lower:
         return StoreGoneError(f"the store {name} cannot be opened; its folder must exist and be writable")
-    if "not a database" in text_ or "malformed" in text_:
+    if "not a database" in lower or "malformed" in lower:
         return StoreError(f"the store {name} is not a sound SQLite database ({said}); restore it, or use another file")
-    if "readonly" in text_ or "read-only" in text_:
+    if "readonly" in lower or "read-only" in lower:
         return StoreGoneError(
             f"the store {name} is read-only; give this user the right to write the file and its folder"
         )
-    if "locked" in text_ or "busy" in text_:
+    if "locked" in lower or "busy" in lower:
         return StoreGoneError(f"the store {name} is locked by another process; nothing was changed")
-    if "full" in text_ or "disk i/o" in text_:
+    if "full" in lower or "disk i/o" in lower:
         return StoreGoneError(f"the store {name} cannot be written ({said}); free some disk space")
     if isinstance(error, exc.OperationalError | exc.InterfaceError) or error.connection_invalidated:
         return StoreGoneError(f"the store {name} does not answer: {said}; start it, or correct the store's URL")

@@ -41,10 +41,10 @@ metadata = MetaData(
 # ---- credits -----------------------------------------------------------------------------------------------------
 
 accounts = Table(
-    "accounts",  # `issued` is the one account of no key, and the only one besides debt below zero
+    "accounts",  # five of each key, which add up to zero: what was issued to it is what it has, had and owes
     metadata,
     Column("id", Whole, primary_key=True, autoincrement=True),
-    Column("key_id", String(64), nullable=True),
+    Column("key_id", String(64), nullable=False),
     Column("kind", String(16), nullable=False),  # issued | available | held | spent | debt
     Column("balance", Whole, nullable=False),
     Column("transfers", Whole, nullable=False),  # of the key so far; counted on its `available` account

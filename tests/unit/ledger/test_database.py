@@ -14,11 +14,17 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import insert, select, text
 
 from forebay.ledger import tables
-from forebay.ledger.database import StoreError, StoreGoneError, open_store
+from forebay.ledger.database import Database, StoreError, StoreGoneError, open_store
 
 
 def url(folder: Path) -> str:
     return f"sqlite:///{folder / 'store.db'}"
+
+
+def add_twice(store: Database, row: dict[str, object]) -> None:
+    with store.begin() as connection:
+        connection.execute(insert(tables.journals).values(row))
+        connection.execute(insert(tables.journals).values(row))
 
 
 def test_the_tables_are_those_that_the_code_knows(tmp_path: Path) -> None:
@@ -47,9 +53,8 @@ def test_sqlite_keeps_what_it_said_it_wrote(tmp_path: Path) -> None:
 def test_a_transaction_that_fails_changes_nothing(tmp_path: Path) -> None:
     store = open_store(url(tmp_path))
     row = {"id": "j", "gateway": "g", "posted": 0, "opened_ms": 0, "posted_ms": 0}
-    with pytest.raises(StoreError, match="UNIQUE"), store.begin() as connection:
-        connection.execute(insert(tables.journals).values(row))
-        connection.execute(insert(tables.journals).values(row))
+    with pytest.raises(StoreError, match="UNIQUE"):
+        add_twice(store, row)
     with store.read() as connection:
         assert connection.execute(select(tables.journals)).all() == []
     store.close()

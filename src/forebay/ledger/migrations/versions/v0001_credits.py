@@ -34,7 +34,7 @@ def _accounts_and_leases() -> None:
     op.create_table(
         "accounts",
         sa.Column("id", WHOLE, nullable=False, autoincrement=True),
-        sa.Column("key_id", sa.String(64), nullable=True),
+        sa.Column("key_id", sa.String(64), nullable=False),
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("balance", WHOLE, nullable=False),
         sa.Column("transfers", WHOLE, nullable=False),

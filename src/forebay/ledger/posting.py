@@ -1,0 +1,142 @@
+"""Bringing a gateway's journal into the store, exactly once, and what the store then knows of each key's use.
+
+The number of the last frame that was posted is stored in the transaction that posts it, so a batch whose answer was
+lost is recognised when it is posted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from forebay.ledger.booking import insert_or
+from forebay.ledger.credits import Credits
+from forebay.ledger.database import Database, StoreError
+from forebay.ledger.tables import journals, usage
+
+DAY_MS = 86_400_000
+
+
+@dataclass(slots=True)
+class Use:
+    """What one key used on one day."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Settlements added up, to be posted together."""
+
+    uses: dict[tuple[str, int], Use] = field(default_factory=dict)  # by key and day since 1970
+    captured: dict[str, int] = field(default_factory=dict)  # tokens of prepaid keys
+    settlements: int = 0
+
+    def add(self, key: str, at_ms: int, input_tokens: int, output_tokens: int, prepaid: bool) -> None:
+        """One settlement."""
+        self.settlements += 1
+        place = (key, at_ms // DAY_MS)
+        use = self.uses.get(place)
+        if use is None:
+            use = self.uses[place] = Use()
+        use.requests += 1
+        use.input_tokens += input_tokens
+        use.output_tokens += output_tokens
+        if prepaid:
+            self.captured[key] = self.captured.get(key, 0) + input_tokens + output_tokens
+
+
+class Posting:
+    """One gateway's side of the store. Each call is one transaction; raises StoreError when the store refuses."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.credits = Credits(database)
+
+    def register(self, journal: str, gateway: str) -> None:
+        """Make a new journal known; `gateway` says to a person where it is."""
+        with self.database.begin() as connection:
+            now = self.database.now_ms(connection)
+            row = {"id": journal, "gateway": gateway[:128], "posted": 0, "opened_ms": now, "posted_ms": now}
+            connection.execute(insert(journals).values(row))
+
+    def posted(self, journal: str) -> int | None:
+        """The number of the last frame that the store holds of a journal; None when it does not know it."""
+        with self.database.read() as connection:
+            return connection.execute(select(journals.c.posted).where(journals.c.id == journal)).scalar()
+
+    def post(self, journal: str, after: int, upto: int, tally: Tally) -> None:
+        """Post the frames beyond `after` up to `upto`, whose settlements `tally` adds up."""
+        with self.database.begin() as connection:
+            if self._moves_on(connection, journal, after, upto):
+                self._take(connection, journal, upto, tally)
+
+    def finish(self, journal: str, after: int, upto: int, tally: Tally) -> int:
+        """Post the last frames of a gateway that has ended, and give back its leases. Returns how many there were."""
+        with self.database.begin() as connection:
+            if self._moves_on(connection, journal, after, upto):
+                self._take(connection, journal, upto, tally)
+            now = self.database.now_ms(connection)
+            connection.execute(update(journals).where(journals.c.id == journal).values(closed_ms=now))
+            return self.credits.close(connection, journal)
+
+    def _moves_on(self, connection: Connection, journal: str, after: int, upto: int) -> bool:
+        """Move the journal's position. False when it was moved there before."""
+        here = (journals.c.id == journal) & (journals.c.posted == after)
+        now = self.database.now_ms(connection)
+        if connection.execute(update(journals).where(here).values(posted=upto, posted_ms=now)).rowcount == 1:
+            return True
+        found = connection.execute(select(journals.c.posted).where(journals.c.id == journal)).scalar()
+        if found is not None and found >= upto:
+            return False
+        raise StoreError(
+            f"the store {self.database.name} has journal {journal} up to {found}, and {after} was expected: it is not "
+            "the store that the journal belongs to, or an older copy of it"
+        )
+
+    def _take(self, connection: Connection, journal: str, upto: int, tally: Tally) -> None:
+        rows = [
+            {"key_id": key, "period": period, "start": start, "requests": use.requests,
+             "input_tokens": use.input_tokens, "output_tokens": use.output_tokens}
+            for (key, period, start), use in sorted(_by_period(tally).items())
+        ]  # fmt: skip
+        if rows:
+            statement = insert_or(connection, usage)
+            counts = ("requests", "input_tokens", "output_tokens")
+            grown = {name: usage.c[name] + statement.excluded[name] for name in counts}
+            where = [usage.c.key_id, usage.c.period, usage.c.start]
+            connection.execute(statement.on_conflict_do_update(index_elements=where, set_=grown), rows)
+        self.credits.capture(connection, journal, upto, tally.captured)
+
+    def used(self, at_ms: int) -> Iterator[Row[str, str, int, int, int]]:
+        """What each key used in the day and the month of `at_ms`: (key, period, requests, input, output tokens)."""
+        day = civil_day(at_ms // DAY_MS)
+        now = ((usage.c.period == "day") & (usage.c.start == day)) | (
+            (usage.c.period == "month") & (usage.c.start == day // 100)
+        )
+        columns = (usage.c.key_id, usage.c.period, usage.c.requests, usage.c.input_tokens, usage.c.output_tokens)
+        with self.database.read() as connection:
+            yield from connection.execute(select(*columns).where(now))
+
+
+def _by_period(tally: Tally) -> dict[tuple[str, str, int], Use]:
+    found: dict[tuple[str, str, int], Use] = {}
+    for (key, days), use in tally.uses.items():
+        day = civil_day(days)
+        for place in ((key, "day", day), (key, "month", day // 100)):
+            total = found.setdefault(place, Use())
+            total.requests += use.requests
+            total.input_tokens += use.input_tokens
+            total.output_tokens += use.output_tokens
+    return found
+
+
+def civil_day(days: int) -> int:
+    """Days since 1970 as a date of the calendar, 20261130."""
+    date = datetime.fromtimestamp(days * DAY_MS / 1000, UTC)
+    return date.year * 10_000 + date.month * 100 + date.day

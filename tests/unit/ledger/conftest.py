@@ -1,0 +1,33 @@
+"""The same tests on SQLite, always, and on a real PostgreSQL, with the peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.ledger.database import Database, open_store
+from tests.stores.postgres import Postgres
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    server = Postgres()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.peers)])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'store.db'}"
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.url()
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Database]:
+    database = open_store(store_url)
+    yield database
+    database.close()
