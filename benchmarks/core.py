@@ -30,7 +30,7 @@ from forebay.core.limits.fixed import FixedConfig
 from forebay.core.model import Lease, Mode, Refusal, Request, Ticket, Usage
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
-from forebay.core.quota.budget import KeyLimits
+from forebay.core.quota.terms import KeyLimits, KeyTerms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,8 @@ class _Unobserved:
 
 def _pipeline(keys: dict[str, KeyLimits], *, limit: int = 4096, mode: Mode = Mode.HYBRID) -> Pipeline:
     pool = PoolConfig("bench", ("engine",), mode=mode, hold_ns=3600 * SECOND, limit=FixedConfig(limit=limit))
-    pipeline = Pipeline(PipelineConfig((pool,), keys), Random(1), _Unobserved())
+    terms = {key: KeyTerms(limits) for key, limits in keys.items()}
+    pipeline = Pipeline(PipelineConfig((pool,), terms), Random(1), _Unobserved())
     pipeline.report(EngineUp("engine"), 0)
     return pipeline
 

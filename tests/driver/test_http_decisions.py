@@ -22,7 +22,7 @@ from forebay.core.model import Lease, Mode, Refusal, Request, Ticket, Usage
 from forebay.core.outcome import FailReason, Outcome
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
-from forebay.core.quota.budget import KeyLimits
+from forebay.core.quota.terms import KeyLimits, KeyTerms
 from forebay.core.verdicts import come_back_ns
 from forebay.sim.world import ARRIVAL
 from forebay.testing import EventWorld, check_empty
@@ -91,7 +91,7 @@ def make_cases(seed: int) -> list[Case]:
 
 def make_config(mode: Mode) -> PipelineConfig:
     pool = PoolConfig("e", ENGINES, mode=mode, hold_ns=300 * MILLISECOND, limit=FixedConfig(limit=3, tokens=6_000))
-    return PipelineConfig((pool,), {"anonymous": KeyLimits(tokens_per_second=60_000, concurrency=60)})
+    return PipelineConfig((pool,), {"anonymous": KeyTerms(KeyLimits(tokens_per_second=60_000, concurrency=60))})
 
 
 class Ends(Log):

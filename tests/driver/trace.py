@@ -24,7 +24,7 @@ from forebay.core.model import Lease, Mode, Refusal, Request, Ticket, Usage
 from forebay.core.outcome import FailReason
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
-from forebay.core.quota.budget import KeyLimits
+from forebay.core.quota.terms import KeyLimits, KeyTerms
 from forebay.live.gateway import Gateway
 from forebay.sim.world import ARRIVAL, COMPLETION
 from forebay.testing import EventWorld, ModelHands, check_invariants
@@ -85,7 +85,7 @@ def make_trace(seed: int, mode: Mode) -> Trace:
         kind = chance.choice((EngineDown, EngineWarming))
         name, gone = chance.choice(ENGINES), chance.randrange(1_200) * MILLISECOND
         changes += [(gone, kind(name)), (gone + chance.randrange(1, 200) * MILLISECOND, EngineUp(name))]
-    return Trace(PipelineConfig((pool,), {"limited": limited}), str(seed), callers, changes)
+    return Trace(PipelineConfig((pool,), {"limited": KeyTerms(limited)}), str(seed), callers, changes)
 
 
 def _caller(chance: Random, index: int, at: Instant, sick: bool) -> Caller:

@@ -30,7 +30,7 @@ from forebay.core.model import Lease, Mode, Refusal, Request, Ticket, TicketStat
 from forebay.core.outcome import EvictReason, FailReason, Outcome, ShedReason
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
-from forebay.core.quota.budget import KeyLimits
+from forebay.core.quota.terms import KeyLimits, KeyTerms
 from forebay.testing import check_empty, check_invariants
 
 CHAT = PoolConfig(
@@ -59,7 +59,7 @@ LIMITS = {
     "places": KeyLimits(concurrency=2),
     "nothing": KeyLimits(requests_per_minute=0),
 }
-CONFIG = PipelineConfig(pools=(CHAT, EMBED, LONE), keys={k: v for k, v in LIMITS.items() if v is not None})
+CONFIG = PipelineConfig(pools=(CHAT, EMBED, LONE), keys={k: KeyTerms(v) for k, v in LIMITS.items() if v is not None})
 MAY_NOT_RETRY = {ShedReason.NEVER_FITS}
 
 durations = st.sampled_from([0, 1, MILLISECOND, 7 * MILLISECOND, 50 * MILLISECOND, SECOND, 9 * SECOND, 70 * SECOND])
@@ -165,7 +165,7 @@ class PipelineMachine(RuleBasedStateMachine):
     def budgets(self) -> dict[str, Any]:
         """All that a refusal must leave untouched."""
         return {
-            key: (b.open, [bucket.remaining(self.now) for bucket in b._tokens], b.headers(self.now))
+            key: (b.open, [meter.remaining(self.now) for meter in b.path._meters], b.path.headers(self.now))
             for key in LIMITS
             for b in [self.pipeline.budget(key)]
         }
@@ -232,8 +232,10 @@ class PipelineMachine(RuleBasedStateMachine):
             assert isinstance(effects[0], Queued | Dispatch), "an admitted request waits or runs"
             assert isinstance(effects[0], Dispatch) or room, "it waits though its mode has no place for it"
             if key == "requests":
-                left, was = self.pipeline.budget(key).headers(self.now)[0][2], before[key][2][0][2]
-                assert left == was - 1, "what is admitted is charged"
+                left, was = self.pipeline.budget(key).path.headers(self.now)[0][2], before[key][2][0][2]
+                # One that is evicted in the same instant never ran, and does not count.
+                evicted = sum(isinstance(e, Refuse) and e.request.key == key for e in effects)
+                assert left == was - 1 + evicted, "what is admitted is charged"
         self.apply(effects)
 
     def _may_wait(self, request: Request) -> bool:

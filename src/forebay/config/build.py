@@ -27,7 +27,7 @@ from forebay.core.limits.vegas import VegasConfig
 from forebay.core.model import Mode
 from forebay.core.pipeline import PipelineConfig
 from forebay.core.pool import PoolConfig
-from forebay.core.quota.budget import KeyLimits
+from forebay.core.quota.terms import KeyLimits, KeyTerms
 
 UNBOUNDED = 1 << 62
 
@@ -47,11 +47,14 @@ class KeyEntry(msgspec.Struct, frozen=True):
 
 def pipeline_config(config: Config) -> PipelineConfig:
     """All rooms: one pool per engine entry, one engine per URL."""
-    keys = {key.id: _limits(key.limits) for key in config.keys.static}
-    keys[ANONYMOUS] = _limits(config.limits.default)
+    groups = _groups(config)
+    keys = {key.id: key_terms(config, key_limits(key.limits), key.class_, key.team) for key in config.keys.static}
+    keys[ANONYMOUS] = key_terms(config, key_limits(config.limits.default))
     return PipelineConfig(
         pools=tuple(_pool(config, engine) for engine in config.engines),
         keys=keys,
+        groups=groups,
+        over_budget=config.admission.over_budget,
         estimate=EstimateConfig(
             output_tokens_default=config.estimate.output_tokens_default,
             message_overhead_tokens=config.estimate.message_overhead_tokens,
@@ -95,13 +98,38 @@ def _entry(config: Config, key: schema.StaticKey) -> KeyEntry:
     )
 
 
-def _limits(limits: schema.Limits) -> KeyLimits:
+def key_terms(
+    config: Config, limits: KeyLimits, class_: str = "default", team: str = "", *, prepaid: bool = False
+) -> KeyTerms:
+    """What a key of a class and team may do, beside and within its own limits."""
+    shared = (f"team:{team}" if team else "", f"class:{class_}", "all")
+    groups = _groups(config)
+    return KeyTerms(limits, tuple(name for name in shared if name in groups), prepaid)
+
+
+def _groups(config: Config) -> dict[str, KeyLimits]:
+    """Limits that keys share: those of teams, of classes and of all."""
+    limits = {f"team:{name}": key_limits(team.limits) for name, team in config.teams.items()}
+    limits |= {f"class:{name}": key_limits(group.limits) for name, group in config.classes.items()}
+    limits["all"] = key_limits(config.limits.all)
+    return {name: shared for name, shared in limits.items() if shared.limited}
+
+
+def key_limits(limits: schema.ModelLimits) -> KeyLimits:
+    """Limits of one level, as the core knows them."""
+    of_models = limits.models if isinstance(limits, schema.Limits) else {}
     return KeyLimits(
         requests_per_minute=limits.requests_per_minute,
         tokens_per_minute=limits.tokens_per_minute,
         tokens_per_second=limits.tokens_per_second,
         burst_s=limits.burst_s,
         concurrency=limits.concurrency,
+        input_tokens_per_minute=limits.input_tokens_per_minute,
+        output_tokens_per_minute=limits.output_tokens_per_minute,
+        weighted_tokens_per_minute=limits.weighted_tokens_per_minute,
+        tokens_per_day=limits.tokens_per_day,
+        tokens_per_month=limits.tokens_per_month,
+        models={model: key_limits(of_model) for model, of_model in of_models.items()},
     )
 
 

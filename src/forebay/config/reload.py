@@ -10,7 +10,7 @@ import msgspec
 from forebay.config.schema import Config
 from forebay.config.secret import Secret
 
-LIVE = frozenset({"slo", "admission", "queue", "limits", "classes", "keys", "responses"})
+LIVE = frozenset({"slo", "admission", "queue", "limits", "classes", "teams", "keys", "responses"})
 """Sections that a reload swaps whole."""
 
 LIVE_OF_AN_ENGINE = frozenset({"limit", "least", "most", "tokens", "kv_tokens", "signal"})

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from forebay.config.secret import Secret
 from forebay.core.model import Mode
+from forebay.core.quota.terms import OverBudget
 
 DAY_S = 86_400
 
@@ -157,6 +158,13 @@ class Admission(Section, frozen=True):
             "(429 key_share). A key that is alone is never refused for it; nor is anything in backpressure mode."
         ),
     ] = False
+    over_budget: Annotated[
+        OverBudget,
+        Meta(
+            description="What becomes of a stream that generates more than its key can pay. debt: it goes on, and the "
+            "key pays before its next request; stop: it ends with an error event; slow: it goes on as the key refills."
+        ),
+    ] = OverBudget.DEBT
     preset: Annotated[
         Literal["internal", "public-api", "b2b", "offline", "realtime"] | None,
         Meta(
@@ -200,8 +208,8 @@ class Batching(Section, frozen=True):
     ] = None
 
 
-class Limits(Section, frozen=True):
-    """Limits of one key. What is unset is unlimited; 0 allows nothing."""
+class ModelLimits(Section, frozen=True):
+    """Limits that apply to one model. What is unset is unlimited; 0 allows nothing."""
 
     requests_per_minute: Annotated[
         Amount | None, Meta(description="Requests per minute, all of which may come at once.", examples=[600])
@@ -216,12 +224,53 @@ class Limits(Section, frozen=True):
     concurrency: Annotated[
         Amount | None, Meta(description="Requests that may be queued or in flight at once.", examples=[8])
     ] = None
+    input_tokens_per_minute: Annotated[
+        Amount | None, Meta(description="Prompt tokens per minute.", examples=[80_000])
+    ] = None
+    output_tokens_per_minute: Annotated[
+        Amount | None, Meta(description="Generated tokens per minute.", examples=[20_000])
+    ] = None
+    weighted_tokens_per_minute: Annotated[
+        Amount | None,
+        Meta(
+            description="Prompt tokens and twice the generated ones per minute: about the work of an engine.",
+            examples=[120_000],
+        ),
+    ] = None
+    tokens_per_day: Annotated[
+        Amount | None, Meta(description="Tokens of a calendar day of UTC, in and out together.", examples=[5_000_000])
+    ] = None
+    tokens_per_month: Annotated[
+        Amount | None,
+        Meta(description="Tokens of a calendar month of UTC, in and out together.", examples=[100_000_000]),
+    ] = None
+
+
+class Limits(ModelLimits, frozen=True):
+    """Limits of one key, or of keys that share them. What is unset is unlimited; 0 allows nothing."""
+
+    models: Annotated[
+        dict[Text, ModelLimits],
+        Meta(
+            description="Further limits, each of one model by its name; they count beside those for all models.",
+            examples=[{"llama-70b": {"tokens_per_minute": 20_000}}],
+        ),
+    ] = {}
 
 
 class LimitSets(Section, frozen=True):
     """Limits that belong to no single key."""
 
-    default: Annotated[Limits, Meta(description="Of all callers without a key together.")] = Limits()
+    default: Annotated[
+        Limits, Meta(description="Of all callers without a key together, and of each stored key without its own.")
+    ] = Limits()
+    all: Annotated[Limits, Meta(description="Of everybody together, beside all other limits.")] = Limits()
+
+
+class Team(Section, frozen=True):
+    """Keys that share limits, beside their own."""
+
+    limits: Annotated[Limits, Meta(description="Of all its keys together.")] = Limits()
 
 
 class PriorityClass(Section, frozen=True):
@@ -243,6 +292,7 @@ class PriorityClass(Section, frozen=True):
         Annotated[float, Meta(ge=0, le=0.9)],
         Meta(description="Share of the engines' places that it leaves free for the classes above it.", examples=[0.1]),
     ] = 0.0
+    limits: Annotated[Limits, Meta(description="Of all its keys together, beside their own.")] = Limits()
 
 
 class Concurrency(Section, frozen=True):
@@ -388,6 +438,10 @@ class StaticKey(Section, frozen=True, rename={"class_": "class"}):
         Meta(description="What callers send; may be env:NAME or file:PATH.", examples=["env:TEAM_A_KEY"]),
     ]
     class_: Annotated[Name, Meta(description="One of [classes], or default.")] = "default"
+    team: Annotated[
+        Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")],
+        Meta(description="One of [teams], whose limits it shares. Empty: none.", examples=["ops"]),
+    ] = ""
     models: Annotated[tuple[Text, ...], Meta(description="Models it may use; * is any.", min_length=1)] = ("*",)
     routes: Annotated[
         tuple[Text, ...],
@@ -466,6 +520,7 @@ class Config(Section, frozen=True):
     estimate: Estimate = Estimate()
     limits: LimitSets = LimitSets()
     classes: dict[Name, PriorityClass] = {}
+    teams: dict[Name, Team] = {}
     engines: tuple[Engine, ...] = ()
     routes: tuple[Route, ...] = ()
     keys: Keys = Keys()

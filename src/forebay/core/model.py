@@ -131,7 +131,8 @@ class Ticket(msgspec.Struct, eq=False):
     sequence: int
     arrived: Instant
     mode: Mode
-    budget: Any = None  # the KeyBudget it was charged to
+    path: Any = None  # the limits it was charged to, level by level
+    paid_output: int = 0  # output tokens that its key has paid for so far
     state: TicketState = TicketState.QUEUED
     met_queue: bool = False
     predicted_wait_ns: int = 0
@@ -182,3 +183,4 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     actual: float = 0  # what was measured or asked against it
     unit: str = ""
     obeyed: bool = True  # False: the caller's library would come back too early, in vain
+    level: str = ""  # whose limit it was, when keys share it: this key, team x

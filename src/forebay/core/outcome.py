@@ -45,6 +45,7 @@ class FailReason(StrEnum):
 
     ENGINE_ERROR = "engine_error"
     ENGINE_TIMEOUT = "engine_timeout"
+    OVER_BUDGET = "over_budget"  # it generated more than its key can pay, and was ended for that
 
 
 Reason = ShedReason | EvictReason | FailReason

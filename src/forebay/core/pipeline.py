@@ -43,10 +43,10 @@ from forebay.core.model import (
 )
 from forebay.core.outcome import EvictReason, Outcome, Reason, ShedReason
 from forebay.core.pool import Pool, PoolConfig
-from forebay.core.quota.budget import KeyBudget, KeyLimits
+from forebay.core.quota.budget import KeyBudget, Quota
+from forebay.core.quota.path import Path
+from forebay.core.quota.terms import KeyLimits, KeyTerms, OverBudget
 from forebay.core.snapshot import Snapshot
-
-UNLIMITED = KeyLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,9 @@ class PipelineConfig:
     """All rooms."""
 
     pools: tuple[PoolConfig, ...]
-    keys: dict[str, KeyLimits] = field(default_factory=dict)
+    keys: dict[str, KeyTerms] = field(default_factory=dict)
+    groups: dict[str, KeyLimits] = field(default_factory=dict)  # team:NAME, class:NAME, all
+    over_budget: OverBudget = OverBudget.DEBT
     estimate: EstimateConfig = field(default_factory=EstimateConfig)
 
 
@@ -68,8 +70,9 @@ class Pipeline:
         self.offered = 0
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self._observer = observer
-        self._limits = config.keys
-        self._budgets: dict[str, KeyBudget] = {}
+        self.quota = Quota(config.keys, config.groups)
+        self._budgets = self.quota.budgets
+        self._over_budget = config.over_budget
         self._engines = {e.name: (pool, e) for pool in self.pools for e in pool.engines}
         self._by_model = {model: pool for pool in reversed(self.pools) for model in pool.config.models}
         self.learning = tuple((pool, engine) for pool in self.pools for engine in pool.learning)
@@ -88,22 +91,22 @@ class Pipeline:
         A refusal is final and counted; a request that passes must be offered once its body is whole.
         """
         pool = self._pool(request)
-        budget = self.budget(request.key)
-        verdict = self._verdict(request, self.estimator.estimate(request), budget, pool, now)
+        path = self.budget(request.key).path_for(request.model)
+        verdict = self._verdict(request, self.estimator.estimate(request), path, pool, now)
         return self._shed(request, verdict, pool, now) if isinstance(verdict, Refusal) else None
 
     def offer(self, request: Request, now: Instant) -> list[Effect]:
         """Decide a request: refuse it, dispatch it, or queue it."""
         by_model, key = self._by_model, request.key
         pool = by_model.get(request.model) or by_model["*"]
-        budget = self._budgets.get(key) or self.budget(key)
+        path = (self._budgets.get(key) or self.quota.budget(key)).path_for(request.model)
         demand = self.estimator.estimate(request)
-        verdict = self._verdict(request, demand, budget, pool, now)
+        verdict = self._verdict(request, demand, path, pool, now)
         if isinstance(verdict, Refusal):
             return [self._shed(request, verdict, pool, now)]
         self.offered += 1
-        ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, budget)
-        budget.charge(demand, now)
+        paid = path.charge(demand, now)
+        ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, path, paid)
         turn: float | None = None
         if pool.shares and (fair := pool.fair(request.priority)) is not None:
             turn = fair.tag(request.flow or key)
@@ -147,6 +150,19 @@ class Pipeline:
             engine.limit.signalled(event.signal, engine.in_flight, now)
             return []
         return self._engine_changed(event, now)
+
+    def meter(self, lease: Lease, now: Instant) -> int:
+        """Debit what a stream generated beyond what its key has paid for; to be called when it has.
+
+        Returns for how long the driver must not read on, in ns: 0 for not at all, FOREVER when the stream has to end.
+        """
+        ticket = lease.ticket
+        excess = lease.generated - ticket.paid_output
+        if excess <= 0 or not lease.open:
+            return 0
+        ticket.paid_output += excess
+        path: Path = ticket.path
+        return path.meter(excess, ticket.arrived, self._over_budget, now)
 
     def poll(self, now: Instant) -> list[Effect]:
         """Do what the passing of time asks for: expire, let batches leave, try ejected engines."""
@@ -192,9 +208,8 @@ class Pipeline:
         Raises ValueError, with nothing changed, when a pool, an engine or a kind of limit or batching differs."""
         for pool, wanted in zip(self.pools, config.pools, strict=True):
             pool.check_reconfigurable(wanted)
-        self._limits = config.keys
-        for key, budget in self._budgets.items():
-            budget.relimit(config.keys.get(key, UNLIMITED), now)
+        self._over_budget = config.over_budget
+        self.quota.reconfigure(config.keys, config.groups, now)
         effects: list[Effect] = []
         for pool, wanted in zip(self.pools, config.pools, strict=True):
             pool.reconfigure(wanted)
@@ -203,10 +218,42 @@ class Pipeline:
 
     def budget(self, key: str) -> KeyBudget:
         """The state of a key's limits."""
-        budget = self._budgets.get(key)
-        if budget is None:
-            budget = self._budgets[key] = KeyBudget(self._limits.get(key, UNLIMITED))
-        return budget
+        return self._budgets.get(key) or self.quota.budget(key)
+
+    # ---- what a store of keys may say ------------------------------------------------------------------------
+
+    def set_key(self, key: str, terms: KeyTerms, now: Instant) -> None:
+        """Make a key known, or give it other terms. What is open and what was spent stays; a reload leaves it alone."""
+        self.quota.set_key(key, terms, now)
+
+    def remove_key(self, key: str) -> None:
+        """Forget a key that was set: its open requests end as they would have. Take its credit back first."""
+        self.quota.remove_key(key)
+
+    def set_wall(self, offset_ns: int) -> None:
+        """Say by how much nanoseconds since 1970 are ahead of instants; again whenever the wall clock was set."""
+        self.quota.wall.offset_ns = offset_ns
+
+    def restore_usage(self, key: str, day_tokens: int, month_tokens: int, now: Instant, model: str = "") -> None:
+        """Count what a key used of the running day and month before this process began, once, after `set_wall`.
+
+        It counts for its groups too. `model`: what it used of a model that has limits of its own.
+        """
+        self.budget(key).path_for(model).restore(day_tokens, month_tokens, now)
+
+    def lease_credit(self, key: str, tokens: int, *, last: bool = False) -> None:
+        """Give a prepaid key so many tokens more to spend here; `last`: its account has no more.
+
+        Raises KeyError for a key that is not prepaid.
+        """
+        self.quota.credit(key).lease(tokens, last=last)
+
+    def return_credit(self, key: str) -> int:
+        """Take back all of a key's credit that is neither held nor spent; returns how many tokens that is.
+
+        Raises KeyError for a key that is not prepaid.
+        """
+        return self.quota.credit(key).give_back()
 
     def snapshot(self, now: Instant) -> Snapshot:
         """A frozen picture; the conservation equation is checked while it is taken."""
@@ -225,12 +272,12 @@ class Pipeline:
     # ---- the verdict: quota, then admission; nothing is charged ----------------------------------------------
 
     def _verdict(
-        self, request: Request, demand: Demand, budget: KeyBudget, pool: Pool, now: Instant
+        self, request: Request, demand: Demand, path: Path, pool: Pool, now: Instant
     ) -> Refusal | Engine | None:
         """The refusal, or the engine that would take the request at once, or None: it may wait."""
         if self.draining:
             return Refusal(ShedReason.DRAINING, SECOND)
-        if budget.limited and (refusal := budget.check(demand, pool.forecast.service_ns, now)) is not None:
+        if path.limited and (refusal := path.check(demand, pool.forecast.service_ns, now)) is not None:
             return refusal
         queue = pool.queue
         waiting, forming = len(queue), queue.tokens + demand.tokens
@@ -492,8 +539,9 @@ class Pipeline:
         ticket.closed = now
         ticket.usage = usage
         self.outcomes[outcome] += 1
-        budget: KeyBudget = ticket.budget
-        budget.settle(ticket.demand, 0 if usage is None else usage.input_tokens + usage.output_tokens, now)
+        path: Path = ticket.path
+        ran = outcome is not Outcome.EVICTED
+        path.settle(ticket.demand.input_tokens, ticket.paid_output, usage, ticket.arrived, now, ran=ran)
         request = ticket.request
         if ticket.pool.shares and (fair := ticket.pool.fair(request.priority)) is not None:
             fair.ended(request.flow or request.key, ticket.demand.work, 0 if usage is None else usage.work, now)

@@ -93,7 +93,7 @@ def timed(pool: Pool, refusal: Refusal, request: Request, now: Instant) -> Refus
         retry = pool.ladder.exact_ns(retry)
     else:
         retry = pool.ladder.spread_ns(retry)
-    return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit, retry <= request.obeys_ns)
+    return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit, retry <= request.obeys_ns, refusal.level)
 
 
 def come_back_ns(pool: Pool, request: Request, now: Instant) -> int:

@@ -64,13 +64,14 @@ TABLE: dict[str, Answer] = {
     "draining": Answer(503, _UNAVAILABLE, "draining", "retry: another replica may take it", True),
     "engine_error": Answer(502, "server_error", "engine_error", "retry, or look at the engine's log"),
     "engine_timeout": Answer(504, "server_error", "engine_timeout", "retry, or ask for fewer tokens"),
+    "over_budget": Answer(429, "rate_limit_error", "token_limit_exceeded", "retry later, or ask for fewer tokens"),
 }
 
 _WHAT = {
-    "key_requests": "This key's request limit is used up",
-    "key_tokens": "This key's token limit is used up",
-    "key_concurrency": "This key has too many requests open",
-    "key_credits": "This key has no credits left",
+    "key_requests": "The request limit is used up",
+    "key_tokens": "The token limit is used up",
+    "key_concurrency": "Too many requests are open",
+    "key_credits": "This key has not enough credits left",
     "key_share": "This key has had its fair share for now, and others wait for theirs",
     "never_fits": "This request is larger than can ever be served",
     "queue_full": "The queue is full",
@@ -95,7 +96,9 @@ def explain(refusal: Refusal) -> str:
     """One sentence for a person: which limit, the figures behind the decision, what to do."""
     reason = refusal.reason.value
     text = _WHAT.get(reason, reason)
-    if refusal.unit:
+    if refusal.level:
+        text += f": {_figure(refusal.actual)} of {_figure(refusal.limit)} {refusal.unit} of {refusal.level}"
+    elif refusal.unit:
         text += f": {_figure(refusal.actual)} against a limit of {_figure(refusal.limit)} {refusal.unit}"
     return f"{text}; {TABLE[reason].advice}."
 

@@ -15,6 +15,7 @@ from forebay.core.events import Event
 from forebay.core.instant import SECOND, Instant
 from forebay.core.model import Lease, Refusal, Request, Ticket, Usage
 from forebay.core.pipeline import Pipeline, PipelineConfig
+from forebay.core.quota.terms import KeyTerms
 from forebay.live.clock import Clock, monotonic
 
 
@@ -66,6 +67,35 @@ class Gateway:
     def report(self, event: Event) -> None:
         """Pass on what happened at an engine."""
         self._apply(self.pipeline.report(event, self.clock()))
+
+    def meter(self, lease: Lease) -> int:
+        """Debit what a stream generated beyond what is paid for. Returns for how long it must be held, in ns: FOREVER
+        when it has to end."""
+        return self.pipeline.meter(lease, self.clock())
+
+    def set_key(self, key: str, terms: KeyTerms) -> None:
+        """Make a key known, or give it other terms."""
+        self.pipeline.set_key(key, terms, self.clock())
+
+    def remove_key(self, key: str) -> None:
+        """Forget a key that was set."""
+        self.pipeline.remove_key(key)
+
+    def restore_usage(self, key: str, day_tokens: int, month_tokens: int, model: str = "") -> None:
+        """Count what a key used of the running day and month before this process began."""
+        self.pipeline.restore_usage(key, day_tokens, month_tokens, self.clock(), model)
+
+    def lease_credit(self, key: str, tokens: int, *, last: bool = False) -> None:
+        """Give a prepaid key more to spend here. Raises KeyError for another key."""
+        self.pipeline.lease_credit(key, tokens, last=last)
+
+    def return_credit(self, key: str) -> int:
+        """Take back what of a prepaid key's credit is free. Raises KeyError for another key."""
+        return self.pipeline.return_credit(key)
+
+    def read_wall(self, wall_ns: int) -> None:
+        """It is so many nanoseconds since 1970."""
+        self.pipeline.set_wall(wall_ns - self.clock())
 
     def reconfigure(self, config: PipelineConfig) -> None:
         """Take other settings. Raises ValueError, with nothing changed, for those that need a restart."""

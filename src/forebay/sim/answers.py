@@ -29,6 +29,7 @@ STATUS: dict[str, int] = {
     EvictReason.DISPLACED: SHARED_STATUS,
     FailReason.ENGINE_ERROR: 502,
     FailReason.ENGINE_TIMEOUT: 504,
+    FailReason.OVER_BUDGET: 429,
     ENGINE_REFUSED: 400,
     UNREACHABLE: CONNECTION_ERROR,
 }

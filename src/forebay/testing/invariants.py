@@ -39,14 +39,19 @@ def check_invariants(pipeline: Pipeline, now: Instant) -> None:
     running = sum(pool.in_flight for pool in pipeline.pools)
     _hold(1, waiting == snapshot.queued, f"queues hold {waiting}, the pipeline counts {snapshot.queued}")
     _hold(1, running == snapshot.in_flight, f"engines hold {running}, the pipeline counts {snapshot.in_flight}")
-    opened = sum(budget.open for budget in pipeline._budgets.values())
+    opened = sum(budget.open for _, budget in pipeline.quota.all())
     _hold(6, opened == waiting + running, f"keys hold {opened} open requests, rooms hold {waiting} + {running}")
-    for key, budget in pipeline._budgets.items():
+    for key, budget in pipeline.quota.all():
         _hold(6, budget.open >= 0, f"key {key!r} has {budget.open} open requests")
         most = budget.concurrency
         _hold(6, most is None or budget.open <= most, f"key {key!r} has {budget.open} open of {most} allowed")
-        for name, limit, remaining, reset_ns in budget.headers(now):
+        for name, limit, remaining, reset_ns in budget.path.headers(now):
             _hold(6, remaining >= 0 and reset_ns >= 0, f"key {key!r}: {remaining} {name} of {limit} left")
+        if (credit := budget.credit) is not None:
+            _hold(6, 0 <= credit.spent <= credit.leased, f"key {key!r} spent {credit.spent} of {credit.leased}")
+            _hold(6, credit.held >= 0 and credit.owed >= 0, f"key {key!r} holds {credit.held}, owes {credit.owed}")
+    for level in pipeline.quota.groups():
+        _hold(6, 0 <= level.open <= opened, f"{level.name} has {level.open} of {opened} open requests")
     for pool in pipeline.pools:
         _check_engines(pool)
         _check_queue(pool, now)
@@ -64,7 +69,7 @@ def check_empty(pipeline: Pipeline, now: Instant) -> None:
         for engine in pool.engines:
             held = engine.in_flight or engine.tokens_in_flight or engine.places
             _hold(10, not held, f"engine {engine.name}: {engine}")
-    _hold(10, all(b.open == 0 for b in pipeline._budgets.values()), "a key still has open requests")
+    _hold(10, all(b.open == 0 for _, b in pipeline.quota.all()), "a key still has open requests")
     _hold(10, pipeline.next_wakeup(now) is None, "a timer is armed for nothing")
 
 

@@ -13,7 +13,7 @@ from forebay.core.batching.passthrough import PassThroughConfig
 from forebay.core.events import EngineUp
 from forebay.core.model import Mode, Refusal, Request, Ticket
 from forebay.core.pipeline import Pipeline
-from forebay.core.quota.budget import KeyLimits
+from forebay.core.quota.terms import KeyLimits, KeyTerms
 
 TEXT = """\
 [slo]
@@ -79,8 +79,8 @@ def test_pools_engines_and_units() -> None:
     assert (a.limit.limit, a.limit.tokens) == (3, 1000)
     assert a.batching == PassThroughConfig()
     assert b.batching == DynamicConfig(max_size=4, linger_ns=2_500_000)
-    assert built.keys["k"] == KeyLimits(tokens_per_second=10, burst_s=3)
-    assert built.keys["anonymous"] == KeyLimits(requests_per_minute=60)
+    assert built.keys["k"] == KeyTerms(KeyLimits(tokens_per_second=10, burst_s=3))
+    assert built.keys["anonymous"] == KeyTerms(KeyLimits(requests_per_minute=60))
 
 
 def test_the_pipeline_takes_it() -> None:

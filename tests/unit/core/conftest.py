@@ -13,19 +13,22 @@ from forebay.core.events import EngineUp, Event
 from forebay.core.model import Lease, Refusal, Request, Ticket
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
-from forebay.core.quota.budget import KeyLimits
+from forebay.core.quota.terms import KeyLimits, KeyTerms
 from forebay.testing import ManualClock, check_invariants
 
 
 class Bench:
     """One pipeline, its clock, and what it asked for."""
 
-    def __init__(self, *pools: PoolConfig, keys: dict[str, KeyLimits] | None = None, up: bool = True) -> None:
+    def __init__(
+        self, *pools: PoolConfig, keys: dict[str, KeyLimits | KeyTerms] | None = None, up: bool = True, **config: Any
+    ) -> None:
+        terms = {key: k if isinstance(k, KeyTerms) else KeyTerms(k) for key, k in (keys or {}).items()}
         self.clock = ManualClock()
         self.ended: list[Ticket] = []
         self.refused: list[Refusal] = []
         self.effects: list[Effect] = []
-        self.pipeline = Pipeline(PipelineConfig(pools, keys or {}), Random(1), self)
+        self.pipeline = Pipeline(PipelineConfig(pools, terms, **config), Random(1), self)
         if up:
             for pool in pools:
                 for engine in pool.engines:

@@ -7,22 +7,32 @@ from typing import Any
 import pytest
 
 from forebay.core.instant import MINUTE, SECOND
-from forebay.core.model import Demand
+from forebay.core.model import Demand, Usage
 from forebay.core.outcome import ShedReason
-from forebay.core.quota.budget import KeyBudget, KeyLimits
+from forebay.core.quota.budget import Quota
+from forebay.core.quota.path import UNMETERED, Path
+from forebay.core.quota.terms import KeyLimits, KeyTerms
+
+
+def path(**limits: Any) -> Path:
+    return Quota({"k": KeyTerms(KeyLimits(**limits))}, {}).budget("k").path
 
 
 def demand(tokens: int) -> Demand:
     return Demand(tokens, 0, 0)
 
 
-def admit(budget: KeyBudget, tokens: int, now: int = 0) -> ShedReason | None:
-    refusal = budget.check(demand(tokens), 2 * SECOND, now)
+def admit(path: Path, tokens: int, now: int = 0) -> ShedReason | None:
+    refusal = path.check(demand(tokens), 2 * SECOND, now)
     if refusal is None:
-        budget.charge(demand(tokens), now)
+        assert path.charge(demand(tokens), now) in {0, UNMETERED}
         return None
     assert isinstance(refusal.reason, ShedReason)
     return refusal.reason
+
+
+def settle(path: Path, reserved: int, used: int, now: int = 0) -> None:
+    path.settle(reserved, 0, Usage(used, 0), 0, now)
 
 
 @pytest.mark.parametrize(
@@ -32,33 +42,41 @@ def admit(budget: KeyBudget, tokens: int, now: int = 0) -> ShedReason | None:
         ({"requests_per_minute": None, "tokens_per_minute": None, "concurrency": None}, None, 50),
         ({"requests_per_minute": 10}, ShedReason.KEY_REQUESTS, 10),
         ({"tokens_per_minute": 100}, ShedReason.KEY_TOKENS, 10),
+        ({"input_tokens_per_minute": 100}, ShedReason.KEY_TOKENS, 10),
+        ({"output_tokens_per_minute": 100}, None, 50),
+        ({"weighted_tokens_per_minute": 100}, ShedReason.KEY_TOKENS, 10),
         ({"tokens_per_second": 50, "burst_s": 2.0}, ShedReason.KEY_TOKENS, 10),
+        ({"tokens_per_day": 100}, ShedReason.KEY_TOKENS, 10),
+        ({"tokens_per_month": 100}, ShedReason.KEY_TOKENS, 10),
         ({"concurrency": 10}, ShedReason.KEY_CONCURRENCY, 10),
         ({"requests_per_minute": 0}, ShedReason.KEY_REQUESTS, 0),
         ({"tokens_per_minute": 0}, ShedReason.KEY_TOKENS, 0),
+        ({"tokens_per_day": 0}, ShedReason.KEY_TOKENS, 0),
         ({"concurrency": 0}, ShedReason.KEY_CONCURRENCY, 0),
     ],
 )
 def test_each_limit_works_alone(limits: dict[str, Any], reason: ShedReason | None, admitted: int) -> None:
     """B-06: one limit is enough, absent is unlimited, zero allows nothing. B-02: a burst passes no limit."""
-    budget = KeyBudget(KeyLimits(**limits))
+    budget = path(**limits)
     verdicts = [admit(budget, 10) for _ in range(50)]
     assert verdicts == [None] * admitted + [reason] * (50 - admitted)
-    assert budget.open == admitted
+    assert budget.levels[0].open == admitted
     assert budget.limited == any(value is not None for value in limits.values())
 
 
-@pytest.mark.parametrize("limits", [{"requests_per_minute": 0}, {"tokens_per_minute": 0}, {"concurrency": 0}])
+@pytest.mark.parametrize(
+    "limits", [{"requests_per_minute": 0}, {"tokens_per_minute": 0}, {"tokens_per_month": 0}, {"concurrency": 0}]
+)
 def test_nothing_allowed_means_no_retry(limits: dict[str, int]) -> None:
-    refusal = KeyBudget(KeyLimits(**limits)).check(demand(1), SECOND, 0)
+    refusal = path(**limits).check(demand(1), SECOND, 0)
     assert refusal is not None
     assert refusal.retry_after_ns is None
 
 
 def test_limits_do_not_share_a_clock() -> None:
     """B-05: with or without a request limit the tokens of every window are the same."""
-    alone = KeyBudget(KeyLimits(tokens_per_minute=1_000))
-    both = KeyBudget(KeyLimits(tokens_per_minute=1_000, requests_per_minute=600))
+    alone = path(tokens_per_minute=1_000)
+    both = path(tokens_per_minute=1_000, requests_per_minute=600)
     for window in range(4):
         for budget in (alone, both):
             verdicts = [admit(budget, 100, window * MINUTE) for _ in range(8)]
@@ -66,7 +84,7 @@ def test_limits_do_not_share_a_clock() -> None:
 
 
 def test_a_refusal_by_the_last_limit_charges_none_of_the_others() -> None:
-    budget = KeyBudget(KeyLimits(requests_per_minute=5, tokens_per_minute=100, tokens_per_second=1_000, concurrency=9))
+    budget = path(requests_per_minute=5, tokens_per_minute=100, tokens_per_second=1_000, concurrency=9)
     before = budget.headers(0)
     for _ in range(100):
         assert admit(budget, 101) is ShedReason.NEVER_FITS
@@ -77,37 +95,48 @@ def test_a_refusal_by_the_last_limit_charges_none_of_the_others() -> None:
     assert budget.headers(0) == after
     assert [row[2] for row in before] == [5, 100]
     assert [row[2] for row in after] == [4, 10]
-    assert budget.open == 1
+    assert budget.levels[0].open == 1
 
 
 def test_a_parallel_burst_does_not_walk_past_the_token_limit() -> None:
     """B-01: five of about 70 tokens against 100 a minute: one is admitted."""
-    budget = KeyBudget(KeyLimits(tokens_per_minute=100))
+    budget = path(tokens_per_minute=100)
     assert [admit(budget, 70) for _ in range(5)] == [None] + [ShedReason.KEY_TOKENS] * 4
 
 
 def test_the_retry_time_is_when_it_fits() -> None:
-    budget = KeyBudget(KeyLimits(tokens_per_minute=6_000))
+    budget = path(tokens_per_minute=6_000)
     admit(budget, 6_000)
     refusal = budget.check(demand(500), SECOND, 0)
     assert refusal is not None
     assert refusal.retry_after_ns == 5 * SECOND
-    assert (refusal.limit, refusal.actual, refusal.unit) == (6_000, 0, "tokens/min")
+    assert (refusal.limit, refusal.actual, refusal.unit, refusal.level) == (6_000, 6_500, "tokens/min", "this key")
     assert budget.check(demand(500), SECOND, 5 * SECOND - 1) is not None
     assert budget.check(demand(500), SECOND, 5 * SECOND) is None
 
 
+def test_of_several_limits_the_one_that_refuses_longest_is_named() -> None:
+    """A caller that came back after the shorter wait would be refused by the other."""
+    budget = path(requests_per_minute=60, tokens_per_minute=600)
+    for _ in range(60):
+        assert admit(budget, 10) is None
+    refusal = budget.check(demand(300), SECOND, 0)
+    assert refusal is not None
+    assert (refusal.reason, refusal.retry_after_ns) == (ShedReason.KEY_TOKENS, 30 * SECOND)
+    assert budget.check(demand(300), SECOND, 30 * SECOND) is None
+
+
 def test_concurrency_is_given_back_at_the_end_and_retry_is_the_expected_completion() -> None:
-    budget = KeyBudget(KeyLimits(concurrency=1))
+    budget = path(concurrency=1)
     assert admit(budget, 1) is None
     refusal = budget.check(demand(1), 7 * SECOND, 0)
     assert refusal is not None
     assert refusal.retry_after_ns == 7 * SECOND
-    budget.settle(demand(1), 1, 0)
+    settle(budget, 1, 1)
     assert admit(budget, 1) is None
-    budget.settle(demand(1), 1, 0)
+    settle(budget, 1, 1)
     with pytest.raises(AssertionError, match="settled twice"):
-        budget.settle(demand(1), 1, 0)
+        settle(budget, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -123,38 +152,51 @@ def test_concurrency_is_given_back_at_the_end_and_retry_is_the_expected_completi
     ],
 )
 def test_settlement(reserved: int, used: int, left: int, wait_s: float) -> None:
-    budget = KeyBudget(KeyLimits(tokens_per_minute=1_000))
+    budget = path(tokens_per_minute=1_000)
     assert admit(budget, reserved) is None
-    budget.settle(demand(reserved), used, 0)
+    settle(budget, reserved, used)
     assert budget.headers(0)[0][2] == left
     refusal = budget.check(demand(500), SECOND, 0)
     waits = 0 if refusal is None else refusal.retry_after_ns
     assert waits == int(wait_s * SECOND)
 
 
+def test_each_kind_of_token_is_charged_for_its_own() -> None:
+    budget = path(
+        tokens_per_minute=1_000,
+        input_tokens_per_minute=1_000,
+        output_tokens_per_minute=1_000,
+        weighted_tokens_per_minute=1_000,
+    )
+    assert budget.charge(Demand(100, 50, 50), 0) == 50
+    assert [bucket.remaining(0) for bucket in budget._rates] == [850, 900, 950, 800]
+    budget.settle(100, 50, Usage(110, 20), 0, 0)
+    assert [bucket.remaining(0) for bucket in budget._rates] == [870, 890, 980, 850]
+
+
 def test_headers_fall_by_what_was_used_and_show_the_tightest_token_limit() -> None:
     """B-27: remaining requests fall by one each, remaining tokens by the settled cost."""
-    budget = KeyBudget(KeyLimits(requests_per_minute=10, tokens_per_minute=1_000, tokens_per_second=100, burst_s=3.0))
+    budget = path(requests_per_minute=10, tokens_per_minute=1_000, tokens_per_second=100, burst_s=3.0)
     for number in range(1, 4):
         assert admit(budget, 60) is None
-        budget.settle(demand(60), 40, 0)
+        settle(budget, 60, 40)
         requests, tokens = budget.headers(0)
         assert requests == ("requests", 10, 10 - number, number * 6 * SECOND)
         assert tokens == ("tokens", 100, 300 - number * 40, number * 40 * SECOND // 100)
 
 
 def test_a_key_without_limits_shows_no_headers() -> None:
-    assert KeyBudget(KeyLimits()).headers(0) == []
+    assert path().headers(0) == []
 
 
 def test_a_missing_output_cap_never_makes_a_request_unfit() -> None:
     """B-14: the default guess of 256 is more than this key may spend at once, but it is only a guess."""
-    budget = KeyBudget(KeyLimits(tokens_per_second=50, burst_s=2.0))
+    budget = path(tokens_per_second=50, burst_s=2.0)
     guessed = Demand(20, 256, 256, output_guessed=True)
     assert budget.check(guessed, SECOND, 0) is None
-    budget.charge(guessed, 0)
+    assert budget.charge(guessed, 0) == 80
     assert budget.headers(0)[0][2] == 0
-    budget.settle(guessed, 30, 0)
+    budget.settle(20, 80, Usage(20, 10), 0, 0)
     assert budget.headers(0)[0][2] == 70
     stated = budget.check(Demand(20, 256, 256), SECOND, 10 * SECOND)
     assert stated is not None
@@ -162,3 +204,10 @@ def test_a_missing_output_cap_never_makes_a_request_unfit() -> None:
     too_long = budget.check(Demand(101, 256, 256, output_guessed=True), SECOND, 10 * SECOND)
     assert too_long is not None
     assert too_long.reason is ShedReason.NEVER_FITS
+
+
+def test_a_request_that_never_ran_does_not_count_as_one() -> None:
+    budget = path(requests_per_minute=2)
+    assert [admit(budget, 1), admit(budget, 1)] == [None, None]
+    budget.settle(1, 0, None, 0, 0, ran=False)
+    assert budget.headers(0)[0][2] == 1

@@ -14,7 +14,7 @@ from forebay.core.limits.fixed import FixedConfig
 from forebay.core.model import Mode, Request, Usage
 from forebay.core.outcome import EvictReason, FailReason, Outcome, ShedReason
 from forebay.core.pool import PoolConfig
-from forebay.core.quota.budget import KeyLimits
+from forebay.core.quota.terms import KeyLimits
 from forebay.testing import check_empty
 
 
@@ -150,13 +150,13 @@ def test_a_cancelled_waiter_frees_its_place_and_a_running_one_is_aborted(bench: 
 def test_every_end_settles_the_key(bench: Any, leases: Any, end: Any, left: int) -> None:
     b = bench(pool(), keys={"k": KeyLimits(tokens_per_minute=1_000)})
     (lease,) = leases(b.offer(tokens=30, generates=True, max_output_tokens=870))
-    assert b.pipeline.budget("k").headers(0)[0][2] == 100
+    assert b.pipeline.budget("k").path.headers(0)[0][2] == 100
     event = end(lease)
     if event is None:
         b.pipeline.cancel(lease.ticket, 0, Usage(30, 6))
     else:
         b.report(event)
-    assert b.pipeline.budget("k").headers(0)[0][2] == left
+    assert b.pipeline.budget("k").path.headers(0)[0][2] == left
 
 
 def test_a_refusal_by_the_pool_charges_the_key_nothing(bench: Any) -> None:
@@ -164,7 +164,7 @@ def test_a_refusal_by_the_pool_charges_the_key_nothing(bench: Any) -> None:
     for _ in range(50):
         b.offer()
     assert b.pipeline.budget("k").open == 2
-    assert b.pipeline.budget("k").headers(0)[0][2] == 3
+    assert b.pipeline.budget("k").path.headers(0)[0][2] == 3
 
 
 def test_screening_is_a_verdict_without_a_charge(bench: Any) -> None:

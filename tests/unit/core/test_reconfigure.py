@@ -17,7 +17,7 @@ from forebay.core.model import Mode, Usage
 from forebay.core.pipeline import PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.quota.bucket import Bucket
-from forebay.core.quota.budget import KeyLimits
+from forebay.core.quota.terms import KeyLimits, KeyTerms
 from forebay.testing import check_invariants
 
 
@@ -26,7 +26,8 @@ def pool(limit: Any = None, **fields: Any) -> PoolConfig:
 
 
 def reconfigure(b: Any, *pools: PoolConfig, keys: dict[str, KeyLimits] | None = None) -> list[Any]:
-    effects: list[Any] = b.pipeline.reconfigure(PipelineConfig(pools, keys or {}), b.clock.now)
+    terms = {key: KeyTerms(limits) for key, limits in (keys or {}).items()}
+    effects: list[Any] = b.pipeline.reconfigure(PipelineConfig(pools, terms), b.clock.now)
     check_invariants(b.pipeline, b.clock.now)
     return effects
 
@@ -50,12 +51,12 @@ def test_keys_take_other_limits_and_keep_what_they_spent(bench: Any) -> None:
     for _ in range(6):
         b.offer("k", tokens=10)
     reconfigure(b, pool(FixedConfig(limit=50)), keys={"k": KeyLimits(requests_per_minute=8, concurrency=9)})
-    assert b.pipeline.budget("k").headers(b.clock.now)[0][1:3] == (8, 2)
+    assert b.pipeline.budget("k").path.headers(b.clock.now)[0][1:3] == (8, 2)
     assert b.pipeline.budget("k").open == 6
     reconfigure(b, pool(FixedConfig(limit=50)), keys={"k": KeyLimits(tokens_per_second=1000, burst_s=1.0)})
-    assert b.pipeline.budget("k").headers(b.clock.now)[0][0] == "tokens"
+    assert b.pipeline.budget("k").path.headers(b.clock.now)[0][0] == "tokens"
     reconfigure(b, pool(FixedConfig(limit=50)))
-    assert not b.pipeline.budget("k").limited
+    assert not b.pipeline.budget("k").path.limited
 
 
 def test_a_higher_limit_is_used_at_once_and_nothing_that_waits_is_lost(bench: Any, leases: Any) -> None:
@@ -95,4 +96,4 @@ def test_what_cannot_change_changes_nothing(bench: Any, changed: PoolConfig) -> 
     with pytest.raises(ValueError, match="need a restart"):
         reconfigure(b, changed)
     assert b.pipeline.pools[0].config == pool()
-    assert b.pipeline.budget("k").headers(0)[0][1] == 10
+    assert b.pipeline.budget("k").path.headers(0)[0][1] == 10

@@ -39,6 +39,7 @@ CONTRACT = {
     "draining": (503, "service_unavailable_error", "draining"),
     "engine_error": (502, "server_error", "engine_error"),
     "engine_timeout": (504, "server_error", "engine_timeout"),
+    "over_budget": (429, "rate_limit_error", "token_limit_exceeded"),
 }
 
 

@@ -12,7 +12,7 @@ from forebay.core.limits.fixed import FixedConfig
 from forebay.core.model import Mode, Request, Usage
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
-from forebay.core.quota.budget import KeyLimits
+from forebay.core.quota.terms import KeyLimits, KeyTerms
 from forebay.telemetry.recent import Recent
 
 
@@ -30,7 +30,8 @@ class World:
             clock=lambda: self.now,
         )
         pools = (PoolConfig(name="p", engines=("p/0",), limit=FixedConfig(limit=1)),)
-        self.pipeline = Pipeline(PipelineConfig(pools, keys), Random(1), self.recent)
+        terms = {key: KeyTerms(limits) for key, limits in keys.items()}
+        self.pipeline = Pipeline(PipelineConfig(pools, terms), Random(1), self.recent)
         self.pipeline.report(EngineUp("p/0"), self.now)
 
     def offer(self, name: bytes, **fields: Any) -> list[Effect]:
@@ -65,7 +66,7 @@ def test_a_refusal_says_what_it_was_held_against() -> None:
     world.offer(b"two")
     said = world.explain("two")
     assert (said["outcome"], said["reason"]) == ("shed", "key_requests")
-    assert (said["limit"], said["actual"], said["unit"]) == (2, 0, "requests/min")
+    assert (said["limit"], said["actual"], said["unit"]) == (2, 3, "requests/min")
     assert said["should_retry"] is True
     assert 30_000 <= said["retry_after_ms"] < 32_000
     assert said["pool"]["in_flight"] == said["pool"]["places"] == 1

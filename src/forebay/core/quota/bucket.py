@@ -8,16 +8,21 @@ The theoretical arrival time `tat` is when the bucket would be full again. A cos
 from __future__ import annotations
 
 from forebay.core.instant import FOREVER, Instant
+from forebay.core.quota.terms import REQUESTS
 
 
 class Bucket:
     """`limit` units per `window_ns`, of which `burst` may be spent at once. A limit of 0 allows nothing."""
 
-    __slots__ = ("_span", "_tat", "burst", "limit", "window_ns")
+    __slots__ = ("_span", "_tat", "burst", "counts", "level", "limit", "window_ns")
 
-    def __init__(self, limit: int, window_ns: int, burst: int | None = None) -> None:
+    def __init__(
+        self, limit: int, window_ns: int, burst: int | None = None, counts: int = REQUESTS, level: str = ""
+    ) -> None:
         self.limit = limit
         self.window_ns = window_ns
+        self.counts = counts  # which of a request's prices it takes
+        self.level = level  # whose limit it is, for the refusal
         self.burst = limit if burst is None else burst
         # Both are kept in nanoseconds times limit: every price is then a whole number, and a burst spent in small
         # coins is worth exactly as much as one spent at once.

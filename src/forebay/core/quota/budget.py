@@ -1,133 +1,149 @@
-"""A key's limits and what is left of them.
-
-All limits are checked before any is charged (rule 3), so a refusal by one has cost nothing in another. Tokens are
-reserved from the estimate at admission and settled to the real usage at the end; usage beyond the reservation
-becomes a debt, of at most one burst, that refills before the next request fits.
+"""The budgets of all keys: what each may do, its groups, and what is left. Made when a key first calls, and bounded by
+the keys that are known: whoever is not known shares one budget without limits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
-from forebay.core.instant import FOREVER, MINUTE, SECOND, Instant
-from forebay.core.model import Demand, Refusal
-from forebay.core.outcome import ShedReason
-from forebay.core.quota.bucket import Bucket
+from forebay.core.instant import Instant
+from forebay.core.quota.calendar import Wall
+from forebay.core.quota.credits import CreditLine
+from forebay.core.quota.level import Holder, Level
+from forebay.core.quota.path import Path
+from forebay.core.quota.terms import KeyLimits, KeyTerms
 
-
-@dataclass(frozen=True, slots=True)
-class KeyLimits:
-    """Limits of one key; None means unlimited, 0 means nothing is allowed."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None  # input and output together
-    tokens_per_second: int | None = None  # the key's envelope
-    burst_s: float = 2.0  # seconds of envelope that may be spent at once
-    concurrency: int | None = None  # requests queued or in flight
+KEY_LEVEL = "this key"
+UNKNOWN = KeyTerms()
 
 
 class KeyBudget:
-    """The state of one key: a bucket per limit and the count of its open requests."""
+    """One key: its own levels, its credit, and the paths of its requests."""
 
-    __slots__ = ("_burst", "_requests", "_tokens", "concurrency", "limited", "open", "refusing")
+    __slots__ = ("_models", "credit", "holder", "path")
 
-    def __init__(self, limits: KeyLimits) -> None:
-        self.open = 0
-        self.refusing = False  # did the last check refuse?
-        self._requests: Bucket | None = None
-        self._tokens: list[Bucket] = []
-        self.relimit(limits, 0)
+    def __init__(self, terms: KeyTerms, groups: Mapping[str, Holder], wall: Wall, now: Instant) -> None:
+        self.holder = Holder(KEY_LEVEL, terms.limits, wall, now)
+        self.credit: CreditLine | None = None
+        self._lay_paths(terms, groups)
 
-    def relimit(self, limits: KeyLimits, now: Instant) -> None:
-        """Take other limits. What is open stays open, and what was spent of a limit that stays is still spent."""
-        before = {bucket.window_ns: bucket for bucket in self._tokens}
-        rpm, tpm, tps = limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_second
-        self.concurrency = limits.concurrency
-        self._requests = None if rpm is None else _relimited(self._requests, rpm, MINUTE, None, now)
-        self._tokens = []
-        if tpm is not None:
-            self._tokens.append(_relimited(before.get(MINUTE), tpm, MINUTE, None, now))
-        if tps is not None:
-            self._tokens.append(_relimited(before.get(SECOND), tps, SECOND, int(tps * limits.burst_s), now))
-        self._burst = min((bucket.burst for bucket in self._tokens), default=0)
-        self.limited = self._requests is not None or bool(self._tokens) or self.concurrency is not None
+    def change(self, terms: KeyTerms, groups: Mapping[str, Holder], wall: Wall, now: Instant) -> None:
+        """Take other terms. Requests that are open end where they began."""
+        self.holder.relimit(terms.limits, wall, now)
+        self._lay_paths(terms, groups)
 
-    def check(self, demand: Demand, service_ns: int, now: Instant) -> Refusal | None:
-        """The first limit that refuses, or None. Nothing is charged. `service_ns`: how long a request usually takes."""
-        refusal = self._first_refusal(demand, service_ns, now)
-        self.refusing = refusal is not None
-        return refusal
+    def _lay_paths(self, terms: KeyTerms, groups: Mapping[str, Holder]) -> None:
+        if terms.prepaid and self.credit is None:
+            self.credit = CreditLine()
+        credit = self.credit if terms.prepaid else None
+        holders = [self.holder, *(groups[name] for name in terms.groups if name in groups)]
+        self.path = Path(tuple(holder.level for holder in holders), credit)
+        self._models: dict[str, Path] | None = None
+        for name in dict.fromkeys(model for holder in holders for model in holder.models or ()):
+            levels: list[Level] = []
+            for holder in holders:
+                levels.append(holder.level)
+                if holder.models is not None and name in holder.models:
+                    levels.append(holder.models[name])
+            self._models = self._models or {}
+            self._models[name] = Path(tuple(levels), credit)
 
-    def _first_refusal(self, demand: Demand, service_ns: int, now: Instant) -> Refusal | None:
-        if self.concurrency is not None and self.open >= self.concurrency:
-            # One of the open ones ends after its share of the usual time.
-            retry = max(SECOND, service_ns // self.open) if self.concurrency else None
-            return Refusal(ShedReason.KEY_CONCURRENCY, retry, self.concurrency, self.open, "open requests")
-        requests = self._requests
-        if requests is not None and (wait := requests.wait_ns(1, now)):
-            retry = None if wait >= FOREVER else wait
-            return Refusal(ShedReason.KEY_REQUESTS, retry, requests.limit, requests.remaining(now), "requests/min")
-        if self._tokens:
-            price = self._price(demand)
-            for bucket in self._tokens:
-                if wait := bucket.wait_ns(price, now):
-                    return self._token_refusal(bucket, demand, wait, now)
-        return None
+    def path_for(self, model: str) -> Path:
+        """The limits that a request for this model meets."""
+        if self._models is None:
+            return self.path
+        return self._models.get(model, self.path)
 
-    def _price(self, demand: Demand) -> int:
-        """Tokens to reserve. A guessed output takes no more than one burst can pay, else it would never fit."""
-        price = demand.input_tokens + demand.output_reserved
-        if price > self._burst and demand.output_guessed:
-            return max(demand.input_tokens, self._burst)
-        return price
+    @property
+    def open(self) -> int:
+        """Requests of the key that are queued or in flight."""
+        return self.holder.level.open
 
-    @staticmethod
-    def _token_refusal(bucket: Bucket, demand: Demand, wait: int, now: Instant) -> Refusal:
-        if wait >= FOREVER and bucket.limit:
-            return Refusal(ShedReason.NEVER_FITS, None, bucket.burst, demand.reserved, "tokens in one burst of the key")
-        unit = "tokens/min" if bucket.window_ns == MINUTE else "tokens/s"
-        retry = None if wait >= FOREVER else wait
-        return Refusal(ShedReason.KEY_TOKENS, retry, bucket.limit, bucket.remaining(now), unit)
-
-    def charge(self, demand: Demand, now: Instant) -> None:
-        """Take one request, the reserved tokens and a place among the open ones."""
-        self.open += 1
-        if self._requests is not None:
-            self._requests.charge(1, now)
-        tokens = self._tokens
-        if tokens:
-            price = self._price(demand)
-            for bucket in tokens:
-                bucket.charge(price, now)
-
-    def settle(self, demand: Demand, used_tokens: int, now: Instant) -> None:
-        """End one request: give the place back and move the reservation to what was really used."""
-        self.open -= 1
-        assert self.open >= 0, "quota: a request was settled twice"
-        if self._tokens:
-            # Usage is an engine's word: a negative one would mint tokens.
-            difference = (used_tokens if used_tokens > 0 else 0) - self._price(demand)
-            for bucket in self._tokens:
-                bucket.settle(difference, now)
-
-    def headers(self, now: Instant) -> list[tuple[str, int, int, int]]:
-        """(name, limit, remaining, reset_ns) of the request limit and of the tightest token limit."""
-        rows = []
-        bucket = self._requests
-        if bucket is not None:
-            rows.append(("requests", bucket.limit, *bucket.figures(now)))
-        tightest = None
-        for bucket in self._tokens:
-            remaining, reset_ns = bucket.figures(now)
-            if tightest is None or remaining < tightest[2]:
-                tightest = ("tokens", bucket.limit, remaining, reset_ns)
-        if tightest is not None:
-            rows.append(tightest)
-        return rows
+    @property
+    def concurrency(self) -> int | None:
+        """Most that may be open; None: any number."""
+        return self.holder.level.concurrency
 
 
-def _relimited(bucket: Bucket | None, limit: int, window_ns: int, burst: int | None, now: Instant) -> Bucket:
-    if bucket is None:
-        return Bucket(limit, window_ns, burst)
-    bucket.relimit(limit, burst, now)
-    return bucket
+class Quota:
+    """The budgets of one gateway."""
+
+    def __init__(self, keys: Mapping[str, KeyTerms], groups: Mapping[str, KeyLimits]) -> None:
+        self.wall = Wall()
+        self.budgets: dict[str, KeyBudget] = {}  # of known keys that have called
+        self._configured = keys
+        self._set: dict[str, KeyTerms] = {}  # those of a store, which a reload leaves alone
+        self._removed: list[KeyBudget] = []  # of keys that are gone, until their requests have ended
+        self._groups = {name: Holder(_spelt(name), limits, self.wall, 0) for name, limits in groups.items()}
+        self._unknown = KeyBudget(UNKNOWN, {}, self.wall, 0)
+
+    def terms(self, key: str) -> KeyTerms | None:
+        """What was agreed for a key; None when it is not known."""
+        return self._set.get(key) or self._configured.get(key)
+
+    def budget(self, key: str) -> KeyBudget:
+        """The state of a key's limits."""
+        budget = self.budgets.get(key)
+        if budget is None:
+            terms = self.terms(key)
+            if terms is None:
+                return self._unknown
+            budget = self.budgets[key] = KeyBudget(terms, self._groups, self.wall, 0)
+        return budget
+
+    def all(self) -> Iterator[tuple[str, KeyBudget]]:
+        """Every budget that is held, with its key."""
+        yield from self.budgets.items()
+        yield from (("a removed key", budget) for budget in self._removed)
+        yield "an unknown key", self._unknown
+
+    def groups(self) -> Iterator[Level]:
+        """Every level that keys share."""
+        for holder in self._groups.values():
+            yield holder.level
+            yield from (holder.models or {}).values()
+
+    def reconfigure(self, keys: Mapping[str, KeyTerms], groups: Mapping[str, KeyLimits], now: Instant) -> None:
+        """Take other terms for all keys but those of a store, and other limits of groups. Nothing is refilled."""
+        self._configured = keys
+        kept = self._groups
+        self._groups = {}
+        for name, limits in groups.items():
+            holder = self._groups[name] = kept.get(name) or Holder(_spelt(name), limits, self.wall, now)
+            holder.relimit(limits, self.wall, now)
+        for key, budget in list(self.budgets.items()):
+            if (terms := self.terms(key)) is None:
+                self._forget(key)
+            else:
+                budget.change(terms, self._groups, self.wall, now)
+
+    def set_key(self, key: str, terms: KeyTerms, now: Instant) -> None:
+        """Make a key known, or give it other terms. Nothing is refilled."""
+        self._set[key] = terms
+        if (budget := self.budgets.get(key)) is not None:
+            budget.change(terms, self._groups, self.wall, now)
+
+    def remove_key(self, key: str) -> None:
+        """Forget a key that was set. Its requests that are open go on."""
+        self._set.pop(key, None)
+        if key not in self._configured:
+            self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        budget = self.budgets.pop(key, None)
+        self._removed = [removed for removed in self._removed if removed.open]
+        if budget is not None and budget.open:
+            self._removed.append(budget)
+
+    def credit(self, key: str) -> CreditLine:
+        """The credit line of a prepaid key. Raises KeyError when the key is not one."""
+        line = self.budget(key).credit
+        if line is None:
+            raise KeyError(key)
+        return line
+
+
+def _spelt(group: str) -> str:
+    """The name of a group for a person: `team ops`, `class batch`, `all keys together`."""
+    kind, _, name = group.partition(":")
+    return f"{kind} {name}" if name else "all keys together"

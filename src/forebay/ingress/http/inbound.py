@@ -82,6 +82,7 @@ class Inbound:
     screened = False
     started = False
     answered = False
+    model = ""
     body_size = 0
     body_began = 0.0
     beyond = False  # it is read though bodies fill the memory they may, so that one always goes on
@@ -352,7 +353,7 @@ class Inbound:
             return
         pipeline, key = self.site.gateway.pipeline, self.key
         assert key is not None
-        if pipeline.queued or pipeline.budget(key.id).refusing:
+        if pipeline.queued or pipeline.budget(key.id).path.refusing:
             self._screen(route)  # in times of refusals, refuse before the body is looked at
             if self.refusal is not None:
                 self.answer()
@@ -366,7 +367,7 @@ class Inbound:
             return
         self.peeked = seen
         self.strips_usage = seen.stream and route.usage_events and not seen.include_usage
-        model = seen.model or (kserve_model(self.path) if route.dialect is Dialect.KSERVE else "")
+        model = self.model = seen.model or (kserve_model(self.path) if route.dialect is Dialect.KSERVE else "")
         if self._may_use(model):
             self.site.gateway.offer(self._request(route, seen, len(body), model))
         else:
@@ -563,12 +564,12 @@ class Inbound:
         self.answer()
 
     def rate_limit_headers(self) -> bytes:
-        """x-ratelimit-* of the key, when it has limits."""
+        """x-ratelimit-* of the tightest limits that the request met."""
         key = self.key
-        if key is None or not (budget := self.site.gateway.pipeline.budget(key.id)).limited:
+        if key is None or not (path := self.site.gateway.pipeline.budget(key.id).path_for(self.model)).limited:
             return b""
         lines = b""
-        for name, limit, remaining, reset_ns in budget.headers(self.site.clock()):
+        for name, limit, remaining, reset_ns in path.headers(self.site.clock()):
             lines += RATE_LIMIT_LINES[name] % (limit, remaining, go_duration(reset_ns))
         return lines
 

@@ -191,6 +191,11 @@ class Relay:
         self.gone = True
         self.connection = inbound.relay = inbound.ticket = None
         ticket, connection = lease.ticket, inbound.connection
+        usage, _ = document_usage(body, ticket.demand.input_tokens)
+        if usage is None:
+            self._status, self._document = 200, body
+        # Settled before the head is written: its x-ratelimit-* tell what the request really cost.
+        inbound.site.gateway.report(self._verdict(lease) if usage is None else Finished(lease, usage))
         wait_us = (ticket.dispatched - ticket.arrived) // 1000
         connection.write(
             b"HTTP/1.1 200 OK\r\nx-request-id: %b\r\n%b%bcontent-length: %d\r\n"
@@ -207,10 +212,6 @@ class Relay:
             )
         )
         connection.ended(inbound, True)
-        usage, _ = document_usage(body, ticket.demand.input_tokens)
-        if usage is None:
-            self._status, self._document = 200, body
-        inbound.site.gateway.report(self._verdict(lease) if usage is None else Finished(lease, usage))
 
     def _begin_stream(self, status: int) -> None:
         inbound = self.inbound

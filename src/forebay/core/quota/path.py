@@ -1,0 +1,214 @@
+"""All limits that a key's requests for a model meet, level by level, flattened into one short walk.
+
+Every limit is checked before any is charged (rule 3), so a refusal by one has cost nothing in another. Tokens are
+reserved from the estimate at admission and settled to the real usage at the end, in exactly the meters that were
+charged: a path never changes, other limits make another path. Usage beyond the reservation becomes a debt that is paid
+before the next request fits.
+"""
+
+from __future__ import annotations
+
+from forebay.core.instant import FOREVER, MINUTE, SECOND, Instant
+from forebay.core.model import Demand, Refusal, Usage
+from forebay.core.outcome import ShedReason
+from forebay.core.quota.bucket import Bucket
+from forebay.core.quota.calendar import CalendarQuota
+from forebay.core.quota.credits import CreditLine
+from forebay.core.quota.level import Level, Meter
+from forebay.core.quota.terms import DAY, INPUT, MONTH, OUTPUT, REQUESTS, TOKENS, WEIGHTED, OverBudget
+
+UNMETERED = FOREVER
+"""Output tokens that are paid for when nothing counts tokens."""
+
+SLOWEST_NS = 10 * SECOND
+"""A stream that would have to be held for longer than this to be paid is ended: the engine's place is worth more."""
+
+TOP_UP_NS = SECOND // 20
+"""How long a stream waits for more credit before it asks again."""
+
+_NOUNS = ("requests", "tokens", "input tokens", "output tokens", "weighted tokens")
+_SPANS = {MINUTE: "min", DAY: "day", MONTH: "month"}
+
+
+class Path:
+    """The meters and places of one key's requests for one model. Immutable in what it holds."""
+
+    __slots__ = (
+        "_bursts", "_meters", "_places", "_quotas", "_rates", "_requests", "_tokens", "credit", "levels", "limited",
+        "metered", "refusing",
+    )  # fmt: skip
+
+    def __init__(self, levels: tuple[Level, ...], credit: CreditLine | None) -> None:
+        self.levels = levels  # the key's own first
+        self.credit = credit
+        self._places = tuple(level for level in levels if level.concurrency is not None)
+        meters = [meter for level in levels for meter in level.meters]
+        self._requests = tuple(meter for meter in meters if meter.counts == REQUESTS)
+        self._rates = tuple(m for m in meters if isinstance(m, Bucket) and m.counts != REQUESTS)
+        self._quotas = tuple(m for m in meters if isinstance(m, CalendarQuota))
+        self._tokens: tuple[Meter, ...] = (*self._rates, *self._quotas)
+        self._meters = self._requests + self._tokens
+        self._bursts = tuple(
+            min((meter.burst for meter in meters if meter.counts == counts), default=FOREVER)
+            for counts in (REQUESTS, TOKENS, INPUT, OUTPUT, WEIGHTED)
+        )
+        self.metered = bool(self._tokens) or credit is not None
+        self.limited = bool(self._meters or self._places) or credit is not None
+        self.refusing = False  # did the last check refuse?
+
+    # ---- the verdict -----------------------------------------------------------------------------------------
+
+    def check(self, demand: Demand, service_ns: int, now: Instant) -> Refusal | None:
+        """The limit that refuses, the one with the longest wait of several; or None. Nothing is charged.
+
+        `service_ns`: how long a request usually takes.
+        """
+        refusal = self._credit_refusal(demand) or self._first_refusal(demand, service_ns, now)
+        self.refusing = refusal is not None
+        return refusal
+
+    def _first_refusal(self, demand: Demand, service_ns: int, now: Instant) -> Refusal | None:
+        for level in self._places:
+            limit = level.concurrency
+            if limit is not None and level.open >= limit:
+                # One of the open ones ends after its share of the usual time.
+                retry = max(SECOND, service_ns // level.open) if limit else None
+                return Refusal(
+                    ShedReason.KEY_CONCURRENCY, retry, limit, level.open + 1, "open requests", level=level.name
+                )
+        prices = self._prices(demand.input_tokens, self._output(demand))
+        longest, which = 0, None
+        for meter in self._meters:
+            if (wait := meter.wait_ns(prices[meter.counts], now)) > longest:
+                longest, which = wait, meter
+        return None if which is None else _refused(which, prices[which.counts], longest, now)
+
+    def _credit_refusal(self, demand: Demand) -> Refusal | None:
+        credit = self.credit
+        if credit is None:
+            return None
+        price, left = demand.input_tokens + self._output(demand), credit.left
+        if price <= left:
+            return None
+        retry = None if credit.last else SECOND
+        return Refusal(ShedReason.KEY_CREDITS, retry, left, price, "prepaid tokens that are left")
+
+    @staticmethod
+    def _prices(tokens_in: int, tokens_out: int) -> tuple[int, int, int, int, int]:
+        return 1, tokens_in + tokens_out, tokens_in, tokens_out, tokens_in + 2 * tokens_out
+
+    def _output(self, demand: Demand) -> int:
+        """Output tokens to reserve. A guess takes no more than the smallest burst can pay, else it would never fit."""
+        output, tokens_in = demand.output_reserved, demand.input_tokens
+        if demand.output_guessed and output:
+            bursts, credit = self._bursts, self.credit
+            room = min(bursts[TOKENS] - tokens_in, bursts[OUTPUT], (bursts[WEIGHTED] - tokens_in) // 2)
+            if credit is not None and credit.left - tokens_in < room:
+                room = credit.left - tokens_in
+            if output > room:
+                return max(room, 0)
+        return output
+
+    # ---- the changes -----------------------------------------------------------------------------------------
+
+    def charge(self, demand: Demand, now: Instant) -> int:
+        """Take one request, a place among the open ones and the reserved tokens, at every level.
+
+        Returns the output tokens that are paid for by this; UNMETERED when nothing counts tokens.
+        """
+        for level in self.levels:
+            level.open += 1
+        if not self.limited:
+            return UNMETERED
+        output = self._output(demand)
+        prices = self._prices(demand.input_tokens, output)
+        for meter in self._meters:
+            meter.charge(prices[meter.counts], now)
+        if self.credit is not None:
+            self.credit.hold(prices[TOKENS])
+        return output if self.metered else UNMETERED
+
+    def meter(self, tokens_out: int, charged: Instant, over_budget: OverBudget, now: Instant) -> int:
+        """Debit output beyond what was paid for, of a request that was charged then.
+
+        Returns for how long its stream must be held, in ns: 0 for not at all, FOREVER when it has to end.
+        """
+        self._correct(0, tokens_out, charged, now)
+        hold_ns = 0
+        credit = self.credit
+        if credit is not None:
+            credit.hold(tokens_out)
+            if credit.held + credit.spent > credit.leased:
+                hold_ns = FOREVER if credit.last else TOP_UP_NS
+        if over_budget is OverBudget.DEBT:
+            return hold_ns
+        for meter in self._tokens:
+            if (wait := meter.wait_ns(0, now)) > hold_ns:
+                hold_ns = wait
+        return FOREVER if hold_ns and (over_budget is OverBudget.STOP or hold_ns > SLOWEST_NS) else hold_ns
+
+    def settle(
+        self, tokens_in: int, tokens_out: int, usage: Usage | None, charged: Instant, now: Instant, *, ran: bool = True
+    ) -> None:
+        """End a request that was charged then for these tokens: give its place back, and move the charge to what was
+        really used. `usage` None: nothing. `ran` False: it never reached an engine, and does not count as a request.
+        """
+        for level in self.levels:
+            level.open -= 1
+            assert level.open >= 0, "quota: a request was settled twice"
+        if not ran:
+            for meter in self._requests:
+                meter.charge(-1, now)
+        if self.metered:
+            # Usage is an engine's word: a negative one would mint tokens.
+            used_in = used_out = 0
+            if usage is not None:
+                used_in, used_out = max(0, usage.input_tokens), max(0, usage.output_tokens)
+            self._correct(used_in - tokens_in, used_out - tokens_out, charged, now)
+            if self.credit is not None:
+                self.credit.capture(tokens_in + tokens_out, used_in + used_out)
+
+    def _correct(self, tokens_in: int, tokens_out: int, charged: Instant, now: Instant) -> None:
+        prices = self._prices(tokens_in, tokens_out)
+        for bucket in self._rates:
+            bucket.settle(prices[bucket.counts], now)
+        for quota in self._quotas:
+            quota.settle(prices[quota.counts], charged, now)
+
+    def restore(self, day_tokens: int, month_tokens: int, now: Instant) -> None:
+        """Count tokens that were used of the running day and month before this process began."""
+        for quota in self._quotas:
+            quota.charge(day_tokens if quota.window_ns == DAY else month_tokens, now)
+
+    # ---- what is left ----------------------------------------------------------------------------------------
+
+    def headers(self, now: Instant) -> list[tuple[str, int, int, int]]:
+        """(name, limit, remaining, reset_ns) of the tightest limit of requests and of the tightest of tokens."""
+        rows = []
+        for name, meters in (("requests", self._requests), ("tokens", self._tokens)):
+            tightest: tuple[str, int, int, int] | None = None
+            for meter in meters:
+                remaining, reset_ns = meter.figures(now)
+                if tightest is None or remaining < tightest[2]:
+                    tightest = (name, meter.limit, remaining, reset_ns)
+            if tightest is not None:
+                rows.append(tightest)
+        return rows
+
+
+def _refused(meter: Meter, price: int, wait_ns: int, now: Instant) -> Refusal:
+    """The refusal by a meter: what would be spent of what there is."""
+    noun = _NOUNS[meter.counts]
+    burst, spent = meter.burst, meter.burst - meter.remaining(now)
+    if meter.window_ns == SECOND:
+        unit = f"{noun} at once, at {meter.limit} {noun}/s,"
+    else:
+        unit = f"{noun}/{_SPANS[meter.window_ns]}"
+    if meter.counts == REQUESTS:
+        reason = ShedReason.KEY_REQUESTS
+    elif wait_ns >= FOREVER and meter.limit:
+        return Refusal(ShedReason.NEVER_FITS, None, burst, price, unit, level=meter.level)
+    else:
+        reason = ShedReason.KEY_TOKENS
+    retry = None if wait_ns >= FOREVER else wait_ns
+    return Refusal(reason, retry, burst, spent + price, unit, level=meter.level)
