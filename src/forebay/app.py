@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from forebay.config import schema
-from forebay.config.build import anonymous_entry, engine_names, key_table, pipeline_config
+from forebay.config.build import anonymous_entry, engine_names, key_table, limit_kind, pipeline_config
 from forebay.config.load import Loaded
 from forebay.config.reload import needs_restart
 from forebay.config.schema import Config
@@ -318,7 +318,7 @@ class App:
         return [
             SignalReader(self.engines[name], self._engine_said, path=entry.metrics_path)
             for entry in self.config.engines
-            if entry.metrics_path and entry.concurrency.kind == "guarded"
+            if entry.metrics_path and limit_kind(self.config, entry) == "guarded"
             for name in engine_names(entry)
         ]
 

@@ -44,9 +44,10 @@ def check(file: str, as_json: bool) -> None:
         click.echo(f"  {name} = {value}")
     for engine in figures["engines"]:
         models = ", ".join(engine["models"])
+        at = "at most" if engine["concurrency"] == "fixed" else f"at first ({engine['concurrency']})"
         click.echo(
             f"  engine {engine['name']} ({engine['kind']}): {len(engine['instances'])} instance(s), "
-            f"{engine['concurrency_limit']} in flight at most, models {models}"
+            f"{engine['concurrency_limit']} in flight {at}, models {models}"
         )
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypedDict
 
 import msgspec
 
@@ -27,9 +29,12 @@ from forebay.core.limits.vegas import VegasConfig
 from forebay.core.model import Mode
 from forebay.core.pipeline import PipelineConfig
 from forebay.core.pool import PoolConfig
+from forebay.core.queueing.ordering import OrderConfig
 from forebay.core.quota.terms import KeyLimits, KeyTerms
 
 UNBOUNDED = 1 << 62
+FIXED_LIMIT, INITIAL_LIMIT = 64, 16  # requests in flight on one engine, where nothing else is said
+FLOOR_SHARE = 0.02
 
 
 class KeyEntry(msgspec.Struct, frozen=True):
@@ -43,6 +48,15 @@ class KeyEntry(msgspec.Struct, frozen=True):
     routes: frozenset[str] | None  # names of routes, or paths of [[routes]]; None: any
     weight: float = 1.0  # in the fair share
     hold_back: float = 0.0  # share of the places that it leaves to the classes above
+    wait_budget_ns: int = 0  # of its class; 0: the gateway's
+    ttft_ns: int = 0  # objective of its class; 0: the gateway's
+
+
+class _ClassTerms(TypedDict):
+    weight: float
+    hold_back: float
+    wait_budget_ns: int
+    ttft_ns: int
 
 
 def pipeline_config(config: Config) -> PipelineConfig:
@@ -77,7 +91,15 @@ def anonymous_entry(config: Config) -> KeyEntry | None:
     if not config.keys.anonymous:
         return None
     default = _class(config, "default")
-    return KeyEntry(ANONYMOUS, default.priority, "default", default.mode, None, None, default.weight, default.hold_back)
+    return KeyEntry(
+        id=ANONYMOUS,
+        priority=default.priority,
+        priority_class="default",
+        mode=default.mode,
+        models=None,
+        routes=None,
+        **_class_terms(config, default),
+    )
 
 
 def _class(config: Config, name: str) -> schema.PriorityClass:
@@ -93,9 +115,19 @@ def _entry(config: Config, key: schema.StaticKey) -> KeyEntry:
         mode=key.mode or group.mode,
         models=None if "*" in key.models else frozenset(key.models),
         routes=None if "*" in key.routes else frozenset(key.routes),
-        weight=group.weight,
-        hold_back=group.hold_back,
+        **_class_terms(config, group),
     )
+
+
+def _class_terms(config: Config, group: schema.PriorityClass) -> _ClassTerms:
+    """What a key has of its class."""
+    budget_ms = 0.0 if group.ttft_ms is None else wait_budget_ms(config, group.ttft_ms)
+    return {
+        "weight": group.weight,
+        "hold_back": group.hold_back,
+        "wait_budget_ns": int(budget_ms * MILLISECOND),
+        "ttft_ns": int((group.ttft_ms or 0) * MILLISECOND),
+    }
 
 
 def key_terms(
@@ -154,20 +186,58 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
         ),
         retry=RetryConfig(probe_interval_ns=int(engine.probe.interval_s * SECOND)),
         batching=_batching(engine.batching or config.batching),
-        limit=_limit(config, concurrency),
+        limit=_limit(config, concurrency, limit_kind(config, engine)),
         fair=FairShareConfig() if config.admission.fair_share else None,
+        ttft_ns=int(config.slo.ttft_ms * MILLISECOND),
+        order=OrderConfig(adaptive=queue.order == "adaptive"),
+        floors=_floors(config),
     )
 
 
-def _limit(config: Config, concurrency: schema.Concurrency) -> LimitConfig:
-    kind, tokens = concurrency.kind, _bound(concurrency.tokens)
+def _floors(config: Config) -> tuple[tuple[int, float], ...]:
+    """(priority, part of the turns it keeps) of all but the highest priority, and the lowest unless it is set."""
+    classes = {"default": schema.PriorityClass(), **config.classes}
+    priorities = sorted({group.priority for group in classes.values()})
+    shares: dict[int, float] = {}
+    for group in classes.values():
+        usual = FLOOR_SHARE if group.priority != priorities[0] else 0.0
+        share = usual if group.floor_share is None else group.floor_share
+        if share and group.priority != priorities[-1]:
+            shares[group.priority] = max(share, shares.get(group.priority, 0.0))
+    return tuple(sorted(shares.items()))
+
+
+def limit_kind(config: Config, engine: schema.Engine) -> str:
+    """The kind that is set, else the one that fits: the size of batches that are formed here has to be told, and a
+    limit or a bound of tokens that was given is meant."""
+    concurrency = engine.concurrency
+    if concurrency.kind is not None:
+        return concurrency.kind
+    told = concurrency.limit is not None or concurrency.tokens is not None
+    return "fixed" if told or (engine.batching or config.batching).kind != "passthrough" else "guarded"
+
+
+def initial_limit(config: Config, engine: schema.Engine) -> int:
+    """Requests in flight on one of its URLs at first."""
+    usual = FIXED_LIMIT if limit_kind(config, engine) == "fixed" else INITIAL_LIMIT
+    return engine.concurrency.limit or usual
+
+
+def _shortest(ms: float, others: Iterable[float | None]) -> int:
+    return int(min((ms, *(other for other in others if other is not None))) * MILLISECOND)
+
+
+def _limit(config: Config, concurrency: schema.Concurrency, kind: str) -> LimitConfig:
+    tokens = _bound(concurrency.tokens)
     if kind == "fixed":
-        return FixedConfig(limit=concurrency.limit, tokens=tokens)
-    initial, least, most = concurrency.limit, concurrency.least, concurrency.most
+        return FixedConfig(limit=concurrency.limit or FIXED_LIMIT, tokens=tokens)
+    initial, least, most = concurrency.limit or INITIAL_LIMIT, concurrency.least, concurrency.most
     if kind == "guarded":
+        slo, classes = config.slo, config.classes.values()
         return GuardedConfig(
-            tpot_ns=int(config.slo.tpot_ms * MILLISECOND),
-            ttft_ns=int(config.slo.ttft_ms * MILLISECOND),
+            tpot_ns=_shortest(slo.tpot_ms, (group.tpot_ms for group in classes)),
+            ttft_ns=_shortest(slo.ttft_ms, (group.ttft_ms for group in classes)),
+            latency_ns=_shortest(slo.latency_ms or slo.ttft_ms, (group.latency_ms for group in classes)),
             kv_tokens=concurrency.kv_tokens,
             initial=initial,
             least=least,

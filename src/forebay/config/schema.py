@@ -131,6 +131,14 @@ class Slo(Section, frozen=True):
     tpot_ms: Annotated[
         Milliseconds, Meta(description="Time per output token that callers expect, in ms; a guarded limit keeps it.")
     ] = 50
+    latency_ms: Annotated[
+        Milliseconds | None,
+        Meta(
+            description="Time that callers expect of answers without tokens (embeddings, scores, images), in ms; a "
+            "guarded limit keeps it. Unset: ttft_ms, since such an answer is its own first token.",
+            examples=[200],
+        ),
+    ] = None
 
 
 class Admission(Section, frozen=True):
@@ -188,6 +196,14 @@ class Queue(Section, frozen=True):
     deadline_s: Annotated[
         Seconds, Meta(description="Longest that a request is held in backpressure mode, in seconds.")
     ] = 30
+    order: Annotated[
+        Literal["earliest", "adaptive"],
+        Meta(
+            description="Order among the requests of one key. earliest: whose time is up first, which is by arrival "
+            "where all wait as long. adaptive: the newest first while the oldest has waited for more than a quarter "
+            "of its time, for budgets and holds of seconds."
+        ),
+    ] = "earliest"
 
 
 class Batching(Section, frozen=True):
@@ -293,25 +309,52 @@ class PriorityClass(Section, frozen=True):
         Meta(description="Share of the engines' places that it leaves free for the classes above it.", examples=[0.1]),
     ] = 0.0
     limits: Annotated[Limits, Meta(description="Of all its keys together, beside their own.")] = Limits()
+    floor_share: Annotated[
+        Annotated[float, Meta(ge=0, le=0.5)] | None,
+        Meta(
+            description="Part of the turns that its priority keeps, however much comes above it. Unset: 0.02, and "
+            "nothing for the lowest priority, which is what is shed.",
+            examples=[0.05],
+        ),
+    ] = None
+    ttft_ms: Annotated[
+        Milliseconds | None,
+        Meta(description="Its own objective for the first token, in ms. Unset: that of [slo].", examples=[500]),
+    ] = None
+    tpot_ms: Annotated[
+        Milliseconds | None,
+        Meta(
+            description="Its own objective per output token, in ms. One batch serves all classes, so the shortest of "
+            "all classes and [slo] is kept.",
+            examples=[30],
+        ),
+    ] = None
+    latency_ms: Annotated[
+        Milliseconds | None,
+        Meta(description="Its own objective for answers without tokens, in ms; the shortest is kept.", examples=[100]),
+    ] = None
 
 
 class Concurrency(Section, frozen=True):
     """How much one engine may hold at once."""
 
     kind: Annotated[
-        Literal["fixed", "guarded", "aimd", "vegas", "gradient2", "envoy"],
+        Literal["fixed", "guarded", "aimd", "vegas", "gradient2", "envoy"] | None,
         Meta(
             description="fixed: set here and moved by nobody. guarded: as many as the objectives in [slo] and the "
-            "engine's memory allow, found by itself. The others are known algorithms, to compare with."
+            "engine's memory allow, found by itself. The others are known algorithms, to compare with. Unset: fixed "
+            "where limit or tokens is set or batches are formed here, else guarded.",
+            examples=["guarded"],
         ),
-    ] = "fixed"
+    ] = None
     limit: Annotated[
-        Count,
+        Count | None,
         Meta(
-            description="Requests in flight on one URL: the limit when fixed (the engine's own batch size fits), "
-            "else where it begins."
+            description="Requests in flight on one URL: the limit when fixed (the engine's own batch size fits; unset: "
+            "64), else where it begins (unset: 16).",
+            examples=[64],
         ),
-    ] = 64
+    ] = None
     least: Annotated[Count, Meta(description="Never below this many (not fixed).")] = 2
     most: Annotated[Count, Meta(description="Never above this many (not fixed).")] = 1024
     tokens: Annotated[
@@ -544,7 +587,7 @@ ANONYMOUS = "anonymous"
 """Key id of callers without a key."""
 
 
-def wait_budget_ms(config: Config) -> float:
-    """The wait budget that was set, or the one that derives from the objective."""
+def wait_budget_ms(config: Config, ttft_ms: float | None = None) -> float:
+    """The wait budget that was set, or the one that derives from the objective; `ttft_ms` is that of a class."""
     set_to = config.admission.wait_budget_ms
-    return min(50.0, 0.1 * config.slo.ttft_ms) if set_to is None else set_to
+    return min(50.0, 0.1 * (ttft_ms or config.slo.ttft_ms)) if set_to is None else set_to

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.config.build import engine_names
+from forebay.config.build import engine_names, initial_limit, limit_kind
 from forebay.config.schema import Config, wait_budget_ms
 from forebay.config.secret import Secret
 
@@ -31,7 +31,8 @@ def derived(config: Config) -> dict[str, Any]:
                 "kind": engine.kind,
                 "instances": list(engine_names(engine)),
                 "models": list(engine.models),
-                "concurrency_limit": engine.concurrency.limit * len(engine_names(engine)),
+                "concurrency": limit_kind(config, engine),
+                "concurrency_limit": initial_limit(config, engine) * len(engine_names(engine)),
             }
             for engine in config.engines
         ],

@@ -101,6 +101,8 @@ class Request(msgspec.Struct, eq=False):
     flow: str = ""  # unit of fairness; empty means the key
     weight: float = 1.0  # of its flow among the others
     hold_back: float = 0.0  # share of the pool's places that it leaves to classes above it
+    wait_budget_ns: int = 0  # of its class; 0: the pool's
+    ttft_ns: int = 0  # objective for the first token, of its class; 0: the pool's
     obeys_ns: int = OBEYED_NS  # longest time to come back that the caller's library keeps to
 
 
@@ -138,7 +140,9 @@ class Ticket(msgspec.Struct, eq=False):
     predicted_wait_ns: int = 0
     wait_budget_ns: int = 0
     expires: Instant = 0
+    band: int = 0  # where it stands: its priority, or above all when its priority's floor owes it a turn
     start_tag: float = 0.0
+    turn: int = 0  # which turn it has: the sequence of the ticket that joined with it
     redispatched: bool = False
     lease: Lease | None = None
     dispatched: Instant = 0

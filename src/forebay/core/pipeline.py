@@ -297,7 +297,7 @@ class Pipeline:
                 return verdicts.away(pool, serving_from, now)
         places = waiting - 1 if verdicts.makes_way(pool, request, mode) else waiting
         refusal = pool.depth.check(request, demand, mode, waiting=places, tokens=queue.tokens, size=queue.bytes)
-        return refusal or verdicts.wait_verdict(pool, request, mode, now)
+        return refusal or verdicts.wait_verdict(pool, request, demand, mode, now)
 
     # ---- the changes -----------------------------------------------------------------------------------------
 
@@ -321,13 +321,15 @@ class Pipeline:
         ticket.met_queue = True
         if ticket.mode is Mode.HYBRID:
             # The linger of a forming batch is the operator's wish, not the engine's lateness.
-            hold = ticket.wait_budget_ns = pool.forecast.budget_ns(rate) + pool.batcher.linger_ns
+            budget = pool.forecast.budget_ns(rate, ticket.request.wait_budget_ns)
+            hold = ticket.wait_budget_ns = budget + pool.batcher.linger_ns
         else:
             hold = pool.config.hold_ns
         ticket.expires = now + hold
         for end in (ticket.request.deadline, ticket.request.patience):
             if end is not None and end < ticket.expires:
                 ticket.expires = end
+        ticket.band = pool.band(ticket.request.priority)
         pool.queue.push(ticket, turn)
         self.queued += 1
         effects: list[Effect] = [Queued(ticket)]
@@ -342,8 +344,12 @@ class Pipeline:
         ticket.dispatched = now
         lease = ticket.lease = engine.open(ticket, batch, now)
         self._in_flight += 1
+        pool: Pool = ticket.pool
+        if pool.floor is not None:
+            pool.floor.served(ticket.request.priority)
         if ticket.wait_budget_ns and ticket.predicted_wait_ns and not ticket.redispatched:
-            ticket.pool.forecast.observe(now - ticket.arrived > ticket.wait_budget_ns, now)
+            waited = now - ticket.arrived
+            pool.forecast.observe(waited, ticket.predicted_wait_ns, ticket.wait_budget_ns, now)
         return lease
 
     def _pump(self, pool: Pool, now: Instant, effects: list[Effect]) -> None:
@@ -358,7 +364,7 @@ class Pipeline:
             if engine is None or pool.batch_leaves_at(now) > now or pool.held_back(head.request, now):
                 return
             if pool.single:
-                queue.pop()
+                queue.pop(now)
                 self.queued -= 1
                 effects.append(Dispatch((self._dispatch(head, engine, None, now),)))
             else:
@@ -375,7 +381,7 @@ class Pipeline:
             more = head.demand.tokens
             if batch.size and (tokens + more > batcher.max_tokens or engine.tokens + more > engine.limit.tokens):
                 return
-            queue.pop()
+            queue.pop(now)
             self.queued -= 1
             batch.size += 1
             tokens += more
@@ -468,11 +474,13 @@ class Pipeline:
     def _engine_changed(self, event: EngineUp | EngineWarming | EngineDown, now: Instant) -> list[Effect]:
         pool, engine = self._engines[event.engine]
         effects: list[Effect] = []
+        places = pool.up_places
         if isinstance(event, EngineUp):
             if engine.health.readiness is not Readiness.UP:
                 engine.health.readiness = Readiness.UP
                 engine.limit.restarted(now)
                 pool.warmup.ended(now)
+                self._resized(pool, places, now)
             self._pump(pool, now, effects)
             return effects
         if isinstance(event, EngineWarming):
@@ -480,15 +488,24 @@ class Pipeline:
             pool.warmup.started(now)
         else:
             engine.health.gone()
+        self._resized(pool, places, now)
         if not pool.up:
             self._evict_waiting(pool, EvictReason.NO_ENGINE, now, effects)
         return effects
+
+    @staticmethod
+    def _resized(pool: Pool, places: int, now: Instant) -> None:
+        """An engine came or went, of a pool that had so many places."""
+        after = pool.up_places
+        if places and after and places != after:
+            pool.forecast.resized(after / places, pool.in_flight, now)
 
     def _expire(self, pool: Pool, now: Instant, effects: list[Effect]) -> None:
         while (ticket := pool.queue.expired(now)) is not None:
             self._leave_queue(ticket, pool)
             if ticket.wait_budget_ns and ticket.predicted_wait_ns and not ticket.redispatched:
-                pool.forecast.observe(True, now)
+                waited = max(now - ticket.arrived, ticket.wait_budget_ns + 1)
+                pool.forecast.observe(waited, ticket.predicted_wait_ns, ticket.wait_budget_ns, now)
             self._evict(ticket, EvictReason.EXPIRED, pool, now, effects)
 
     def _evict_waiting(self, pool: Pool, reason: EvictReason, now: Instant, effects: list[Effect]) -> None:

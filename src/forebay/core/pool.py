@@ -25,6 +25,8 @@ from forebay.core.limits import build as build_limit
 from forebay.core.limits.fixed import FixedConfig
 from forebay.core.model import Mode, Request
 from forebay.core.queueing.bounded import FairQueue
+from forebay.core.queueing.floor import FloorShare
+from forebay.core.queueing.ordering import OrderConfig
 from forebay.core.snapshot import EngineSnapshot, PoolSnapshot
 
 LAST_CALL_NS = MILLISECOND
@@ -47,6 +49,9 @@ class PoolConfig:
     limit: LimitConfig = field(default_factory=FixedConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     fair: FairShareConfig | None = None  # None: no flow is refused for what it had before
+    ttft_ns: int = SECOND  # objective for the first token, of requests that bring none of their own
+    order: OrderConfig = field(default_factory=OrderConfig)
+    floors: tuple[tuple[int, float], ...] = ()  # (priority, part of the turns that it keeps)
 
 
 class Pool:
@@ -56,7 +61,8 @@ class Pool:
         self.config = config
         self._chance = chance
         self.mode = config.mode
-        self.queue = FairQueue()
+        self.queue = FairQueue(config.order)
+        self.floor = FloorShare(dict(config.floors)) if config.floors else None
         self.depth = DepthGate(config.depth)
         self.forecast = WaitForecast(config.forecast)
         self.ladder = RetryLadder(config.retry, chance)
@@ -84,6 +90,8 @@ class Pool:
         self.forecast.config = config.forecast
         if config.fair != old.fair:
             self._fair, self.shares = {}, config.fair is not None
+        if config.floors != old.floors:
+            self.floor = FloorShare(dict(config.floors)) if config.floors else None
         if config.limit != old.limit:
             for engine in self.engines:
                 engine.limit = build_limit(started_at(config.limit, engine.limit.requests), self._chance)
@@ -106,7 +114,32 @@ class Pool:
 
     def held_back(self, request: Request, now: Instant) -> bool:
         """Must it leave what is free to the classes above it?"""
-        return request.hold_back > 0.0 and self.free(now) <= request.hold_back * self.places
+        if request.hold_back <= 0.0 or self.free(now) > request.hold_back * self.places:
+            return False
+        return self.floor is None or not self.floor.due(request.priority)
+
+    def band(self, priority: int) -> int:
+        """Where a request of this priority stands in the queue: above all when its floor owes it a turn."""
+        floor = self.floor
+        if floor is None:
+            return priority
+        floor.above(priority)
+        return floor.top if floor.due(priority) else priority
+
+    def prefill_ns(self, input_tokens: int) -> int:
+        """Time that prompts need on the engine that has the least to do, a new one's included; 0 when not known."""
+        least = 0.0
+        for engine in self.engines:
+            rate = engine.limit.prefill_rate
+            if rate > 0.0 and engine.health.readiness is Readiness.UP:
+                took = (engine.prefill_tokens + input_tokens) / rate
+                least = took if not least or took < least else least
+        return int(least)
+
+    @property
+    def up_places(self) -> int:
+        """Places of the engines that are up: what the rate of releases goes by when one comes or goes."""
+        return sum(e.limit.requests for e in self.engines if e.health.readiness is Readiness.UP)
 
     def batch_leaves_at(self, now: Instant) -> Instant:
         """When the waiting requests may leave for an engine that has room; the queue must not be empty."""

@@ -6,7 +6,7 @@ Each asks and changes nothing, save the ladder, which gives every caller another
 from __future__ import annotations
 
 from forebay.core.instant import MILLISECOND, SECOND, Instant
-from forebay.core.model import Mode, Refusal, Request, Ticket
+from forebay.core.model import Demand, Mode, Refusal, Request, Ticket
 from forebay.core.outcome import EvictReason, ShedReason
 from forebay.core.pool import Pool
 
@@ -25,26 +25,30 @@ def away(pool: Pool, serving_from: Instant | None, now: Instant) -> Refusal:
     return Refusal(ShedReason.NO_ENGINE, max(SECOND, pool.config.retry.probe_interval_ns))
 
 
-def wait_verdict(pool: Pool, request: Request, mode: Mode, now: Instant) -> Refusal | None:
-    """Is the predicted wait within the wait budget, and within the caller's patience?"""
+def wait_verdict(pool: Pool, request: Request, demand: Demand, mode: Mode, now: Instant) -> Refusal | None:
+    """Is the predicted wait within the wait budget, the objective for the first token, and the caller's patience?"""
     if mode is Mode.BACKPRESSURE and request.deadline is None and request.patience is None:
         return None
     forecast = pool.forecast
     forecast.decay(now)
     rate, waiting = pool.drain_rate(now), len(pool.queue)
     predicted = forecast.predict_ns(waiting + 1, rate)
-    budget = forecast.budget_ns(rate) if mode is Mode.HYBRID else pool.config.hold_ns
+    budget = forecast.budget_ns(rate, request.wait_budget_ns) if mode is Mode.HYBRID else pool.config.hold_ns
+    if mode is Mode.HYBRID and request.stream:
+        # Its own prompt is not counted: one that takes longer than the objective by itself is served all the same.
+        ttft_ns = request.ttft_ns or pool.config.ttft_ns
+        budget = min(budget, max(forecast.config.wait_budget_ns, ttft_ns - pool.prefill_ns(0)))
     if request.deadline is not None:
         # Patience must outlast the wait and the work, or both are wasted.
         budget = min(budget, request.deadline - now - forecast.service_ns)
     if request.patience is not None:
-        first_ns = forecast.first_ns if request.stream else forecast.service_ns
-        budget = min(budget, request.patience - now - first_ns)
+        first_ns = pool.prefill_ns(demand.input_tokens) if request.stream else forecast.service_ns
+        budget = min(budget, request.patience - now - max(first_ns, forecast.first_ns))
     if predicted <= budget or (budget >= 0 and not predicted):
         return None
     if waiting and mode is Mode.HYBRID:
         # Its turn may come before that of others, who then make way for it.
-        ahead = pool.queue.ahead_of(request, pool.turn(request))
+        ahead = pool.queue.ahead_of(request, pool.band(request.priority), pool.turn(request))
         if ahead < waiting and forecast.predict_ns(ahead + 1, rate) <= budget and _has_way(pool, request):
             return None
     return Refusal(
@@ -67,13 +71,15 @@ def makes_way(pool: Pool, request: Request, mode: Mode) -> bool:
     queue = pool.queue
     if mode is not Mode.HYBRID or not queue or len(queue) != pool.depth.config.depth_limit:
         return False
-    return queue.ahead_of(request, pool.turn(request)) < len(queue) and _has_way(pool, request)
+    ahead = queue.ahead_of(request, pool.band(request.priority), pool.turn(request))
+    return ahead < len(queue) and _has_way(pool, request)
 
 
 def displaced(pool: Pool, newcomer: Ticket, now: Instant) -> Ticket | None:
     """Who makes way for the newcomer: the last in turn, if more wait than the budget or the depth allows."""
     rate, waiting = pool.drain_rate(now), len(pool.queue)
-    predicted, budget = pool.forecast.predict_ns(waiting, rate), pool.forecast.budget_ns(rate)
+    predicted = pool.forecast.predict_ns(waiting, rate)
+    budget = pool.forecast.budget_ns(rate, newcomer.request.wait_budget_ns)
     fits = predicted <= budget and waiting <= pool.depth.config.depth_limit
     if fits or newcomer.mode is not Mode.HYBRID:
         return None

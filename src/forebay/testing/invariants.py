@@ -87,7 +87,7 @@ def _check_engines(pool: Pool) -> None:
 
 
 def _waiting(pool: Pool) -> list[Ticket]:
-    return [entry[3] for entry in pool.queue._turns if entry[3].state is TicketState.QUEUED]
+    return list(pool.queue._holders.values())
 
 
 def _check_queue(pool: Pool, now: Instant) -> None:

@@ -78,7 +78,7 @@ def test_check_prints_figures_and_warnings(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, ["check", str(file)])
     assert result.exit_code == 0
     assert result.stdout.startswith("OK\n  mode = hybrid\n")
-    assert "engine e (openai): 2 instance(s), 128 in flight at most, models *" in result.stdout
+    assert "engine e (openai): 2 instance(s), 32 in flight at first (guarded), models *" in result.stdout
     assert f"warning: {file}:4: [gpu]: is accepted" in result.stderr
     answer = json.loads(CliRunner().invoke(command, ["check", str(file), "--json"]).stdout)
     assert answer["ok"] is True

@@ -82,24 +82,29 @@ def test_budget_has_a_floor_of_three_slots_and_a_ceiling(forecast: WaitForecast,
     assert forecast.budget_ns(rate) / MILLISECOND == pytest.approx(budget_ms, rel=1e-3)
 
 
+def saw(forecast: WaitForecast, late: bool, now: int) -> None:
+    """A wait as it was predicted, late for its budget or not."""
+    forecast.observe(10 * MILLISECOND, 10 * MILLISECOND, 9 * MILLISECOND if late else 11 * MILLISECOND, now)
+
+
 def test_tracker_moves_by_the_pinball_step_and_stays_in_its_bounds(forecast: WaitForecast) -> None:
-    forecast.observe(True, 1)
+    saw(forecast, True, 1)
     assert forecast.correction == pytest.approx(exp(0.02 * 0.99))
-    forecast.observe(False, 2)
+    saw(forecast, False, 2)
     assert forecast.correction == pytest.approx(exp(0.02 * 0.98))
     for _ in range(1_000):
-        forecast.observe(True, 3)
+        saw(forecast, True, 3)
     assert forecast.correction == CORRECTION_MOST
     for _ in range(100_000):
-        forecast.observe(False, 4)
+        saw(forecast, False, 4)
     assert forecast.correction == CORRECTION_LEAST
 
 
 def test_tracker_rests_where_one_in_a_hundred_is_late(forecast: WaitForecast) -> None:
-    forecast.observe(False, 0)
+    saw(forecast, False, 0)
     start = forecast.correction
     for number in range(100 * 50):
-        forecast.observe(number % 100 == 0, number)
+        saw(forecast, number % 100 == 0, number)
     assert forecast.correction == pytest.approx(start, rel=0.03)
 
 
@@ -107,7 +112,7 @@ def test_tracker_rests_where_one_in_a_hundred_is_late(forecast: WaitForecast) ->
 @pytest.mark.parametrize("pinned", [CORRECTION_MOST, CORRECTION_LEAST])
 def test_correction_fades_while_nobody_queues(forecast: WaitForecast, pinned: float, asked_every_ns: int) -> None:
     """A tracker pinned by a stall admits nobody to the queue, so it must not wait for an observation to fade."""
-    forecast.observe(True, 0)
+    saw(forecast, True, 0)
     forecast.correction = pinned
     for at in range(0, 60 * SECOND + 1, asked_every_ns):
         forecast.decay(at)
@@ -119,7 +124,7 @@ def test_observations_hold_off_the_fading(forecast: WaitForecast) -> None:
     for number in range(1_000):
         now = number * 100 * MILLISECOND
         forecast.decay(now)
-        forecast.observe(number % 100 == 0, now)
+        saw(forecast, number % 100 == 0, now)
     assert forecast.correction == pytest.approx(3.0, rel=0.05)
 
 
@@ -130,3 +135,43 @@ def test_budget_leaves_room_for_one_waiter_however_late_slots_come(forecast: Wai
         forecast.correction = correction
         if correction * 3 / rate <= 1.0:  # below the ceiling
             assert forecast.predict_ns(1, rate) <= forecast.budget_ns(rate)
+
+
+def released_steadily(forecast: WaitForecast, every_ns: int, until_ns: int, since_ns: int = 0) -> None:
+    for at in range(since_ns, until_ns, every_ns):
+        forecast.released(at, at)
+
+
+def test_a_lost_engine_slows_the_rate_at_once_and_a_returned_one_raises_it(forecast: WaitForecast) -> None:
+    released_steadily(forecast, 10 * MILLISECOND, 4 * SECOND)
+    assert forecast.drain_rate(9, 4 * SECOND) == pytest.approx(100, rel=0.02)
+    forecast.resized(0.75, 9, 4 * SECOND)
+    assert forecast.drain_rate(9, 4 * SECOND) == pytest.approx(75, rel=0.02), "foretold, before any release"
+    released_steadily(forecast, 20 * MILLISECOND, 5 * SECOND, 4 * SECOND)
+    assert forecast.drain_rate(9, 5 * SECOND) == pytest.approx((75 + 50) / 2, rel=0.05), "half foretold, half counted"
+    released_steadily(forecast, 20 * MILLISECOND, 7 * SECOND, 5 * SECOND)
+    assert forecast.drain_rate(9, 7 * SECOND) == pytest.approx(50, rel=0.05), "counted"
+    forecast.resized(4 / 3, 9, 7 * SECOND)
+    assert forecast.drain_rate(9, 7 * SECOND) == pytest.approx(50 * 4 / 3, rel=0.05)
+
+
+def test_waits_that_differ_for_long_shorten_the_window(forecast: WaitForecast) -> None:
+    """Releases are suddenly five times as slow, and waits five times what was said: the past second is let go."""
+    released_steadily(forecast, 10 * MILLISECOND, 4 * SECOND)
+    released_steadily(forecast, 50 * MILLISECOND, 4 * SECOND + 500 * MILLISECOND, 4 * SECOND)
+    now = 4 * SECOND + 500 * MILLISECOND
+    assert forecast.drain_rate(9, now) > 75
+    for _ in range(4):
+        forecast.observe(20 * MILLISECOND, 20 * MILLISECOND, SECOND, now)
+    assert forecast.drain_rate(9, now) > 75, "as predicted: nothing has changed"
+    for _ in range(8):
+        forecast.observe(200 * MILLISECOND, 20 * MILLISECOND, SECOND, now)
+    assert forecast.drain_rate(9, now) == pytest.approx(20, rel=0.25)
+
+
+def test_noise_about_the_prediction_changes_nothing(forecast: WaitForecast) -> None:
+    released_steadily(forecast, 10 * MILLISECOND, 4 * SECOND)
+    for number in range(2_000):
+        waited = 10 * MILLISECOND if number % 2 else 40 * MILLISECOND
+        forecast.observe(waited, 20 * MILLISECOND, SECOND, 4 * SECOND)
+    assert forecast.drain_rate(9, 4 * SECOND) == pytest.approx(100, rel=0.02)

@@ -402,3 +402,21 @@ def test_guarded_takes_a_queue_inside_the_engine_for_a_window_too_large() -> Non
     limit.signalled(EngineSignal(waiting=2), 90, 2 * SECOND)
     limit.signalled(EngineSignal(waiting=30), 90, 3 * SECOND)
     assert limit.requests == 90
+
+
+def test_guarded_comes_down_to_what_the_engine_runs() -> None:
+    """An engine that runs four at a time keeps the rest in a queue of its own, where nobody can reorder them."""
+    limit = Guarded(GuardedConfig(initial=64))
+    for second in range(2):
+        limit.signalled(EngineSignal(running=4, waiting=60), 64, second * SECOND)
+    assert limit.requests == 6
+
+
+def test_guarded_keeps_the_objective_of_answers_without_tokens() -> None:
+    """Embeddings and the like: the answer is one step, and its time is the pace."""
+    limit = Guarded(GuardedConfig(initial=40, latency_ns=200 * MILLISECOND))
+    for number in range(40):
+        for _ in range(20):
+            limit.answered(answer(9 * limit.requests), number)  # nine ms for each that is in flight
+        limit.viewed(view(in_flight=limit.requests, in_flight_most=limit.requests, waiting=True), number)
+    assert limit.requests == pytest.approx(20, abs=2), "180 ms of 200"

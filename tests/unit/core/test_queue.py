@@ -24,12 +24,13 @@ class Line:
         self.count += 1
         request = Request(key=key, priority=priority, body_bytes=size)
         ticket = Ticket(request, Demand(tokens, 0, 0), None, self.count, self.count, Mode.HYBRID, expires=expires)
+        ticket.band = priority
         self.queue.push(ticket)
         return ticket
 
     def pop(self) -> Ticket:
         assert self.queue.head() is not None
-        ticket = self.queue.pop()
+        ticket = self.queue.pop(0)
         ticket.state = TicketState.IN_FLIGHT
         return ticket
 
@@ -120,12 +121,12 @@ def test_sums_follow_every_change(line: Line, leave: str) -> None:
 
 
 def test_expiry_finds_the_earliest_whatever_the_turn(line: Line) -> None:
-    late, soon, sooner = line.push(expires=30), line.push(expires=20), line.push(expires=10)
+    late, soon, sooner = line.push("a", expires=30), line.push("b", expires=20), line.push("c", expires=10)
     assert line.queue.expired(9) is None
     assert line.queue.expired(10) is sooner
     line.remove(sooner)
     assert line.queue.next_expiry() == 20
-    assert line.pop() is late
+    assert line.pop() is late, "turns between keys are no matter of time"
     assert line.queue.expired(100) is soon
     line.remove(soon)
     assert line.queue.expired(100) is None

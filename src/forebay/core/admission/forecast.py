@@ -8,21 +8,27 @@ a c that admits nobody to the queue is never corrected by an observation.
 
 D is counted from the releases of the last two seconds. When these are fewer than four, or began only a moment ago
 (a burst after idleness), the window says too little and D is taken from Little's law (leases open / mean service
-time). Without either nothing is predicted and only the depth gate guards.
+time). Without either nothing is predicted and only the depth gate guards. Two things shorten the window, because what
+came before them says nothing of now: engines that come or go, of which the change of rate is foretold in proportion
+to their places; and waits that differ from what was predicted in one direction for long, by a two-sided CUSUM
+(Page 1954) on the logarithm of their ratio.
 A budget shorter than the time of a slot would admit nobody to the queue, so it is raised to a few slots.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import exp, log, sqrt
 
 from forebay.core.instant import MILLISECOND, SECOND, Instant
 
 RELEASES_KEPT = 4096
 USUAL_STEP_NS, USUAL_KEPT = 5 * SECOND, 0.95  # a time constant of about 100 s
 BEST_KEPT = 0.994  # half of it is forgotten in ten minutes
+CUSUM_ALLOWANCE, CUSUM_THRESHOLD, CUSUM_STEP = 0.5, 5.0, 0.02  # in logarithms of the ratio; step of its running mean
+FRESH_NS = 250 * MILLISECOND  # that count on, once what came before them does not
 CORRECTION_LEAST, CORRECTION_MOST = 0.2, 5.0  # one stall must not shut the queue for minutes
 
 
@@ -58,6 +64,9 @@ class WaitForecast:
         self._counted_from: Instant = 0
         self._observed_at: Instant = 0
         self._faded_at: Instant = 0
+        self._fresh_from: Instant = -config.window_ns  # releases before this count no more
+        self._carried = 0.0  # releases per second foretold for the part of the window before that
+        self._usual_ratio = self._longer = self._shorter = 0.0  # of waits to what was predicted, in logarithms
 
     def released(self, opened: Instant, now: Instant) -> None:
         """A lease ended: a slot is free."""
@@ -86,6 +95,12 @@ class WaitForecast:
         """Slot releases per second; 0.0 when nothing is known."""
         window = self.config.window_ns
         releases, since = self._releases, now - window
+        if self._fresh_from > since:
+            since = self._fresh_from
+            if self._carried:
+                fresh = len(releases) - bisect_left(releases, since)
+                return (self._carried * (window - now + since) + fresh * SECOND) / window
+            window = max(1, now - since)
         while releases and releases[0] < since:
             releases.popleft()
         if len(releases) == RELEASES_KEPT:  # too many to keep a whole window of
@@ -97,9 +112,18 @@ class WaitForecast:
             return in_flight * SECOND / self.service_ns
         return counted if len(releases) >= self.config.releases_min else 0.0
 
-    def budget_ns(self, rate: float) -> int:
-        """The wait budget in force: the configured one, raised to a few slots when it is shorter than that."""
-        budget = self.config.wait_budget_ns
+    def resized(self, ratio: float, in_flight: int, now: Instant) -> None:
+        """Engines came or went: their places are now `ratio` times as many, and so will releases be."""
+        rate = self.drain_rate(in_flight, now)
+        self._fresh_from, self._carried = now, rate * ratio
+        if ratio < 1.0:
+            self.best_rate *= ratio  # what was shown with the engines that are gone
+        self._usual_ratio = self._longer = self._shorter = 0.0
+
+    def budget_ns(self, rate: float, wait_budget_ns: int = 0) -> int:
+        """The wait budget in force: the configured one, or the request's own, raised to a few slots when it is shorter
+        than that."""
+        budget = wait_budget_ns or self.config.wait_budget_ns
         if rate <= 0.0:
             return budget
         # A correction above 1 says that slots come late here: a few of them take so much longer.
@@ -112,12 +136,23 @@ class WaitForecast:
             return 0
         return int(self.correction * position * (1 + self.config.tail_z / sqrt(position)) * SECOND / rate)
 
-    def observe(self, late: bool, now: Instant) -> None:
-        """Learn from a request that met a queue: did it wait longer than its budget?"""
+    def observe(self, waited_ns: int, predicted_ns: int, budget_ns: int, now: Instant) -> None:
+        """Learn from a request that met a queue, or expired in it: how long it waited, and what was said of it."""
         self.decay(now)
         self._observed_at = now
+        late = waited_ns > budget_ns
+        self._detect_change(log((waited_ns + MILLISECOND) / (predicted_ns + MILLISECOND)), now)
         error = (1.0 if late else 0.0) - self.config.late_share
         self.correction = min(CORRECTION_MOST, max(CORRECTION_LEAST, self.correction * exp(self.config.step * error)))
+
+    def _detect_change(self, ratio: float, now: Instant) -> None:
+        difference = ratio - self._usual_ratio
+        self._usual_ratio += CUSUM_STEP * difference
+        self._longer = max(0.0, self._longer + difference - CUSUM_ALLOWANCE)
+        self._shorter = max(0.0, self._shorter - difference - CUSUM_ALLOWANCE)
+        if self._longer > CUSUM_THRESHOLD or self._shorter > CUSUM_THRESHOLD:
+            self._longer = self._shorter = 0.0
+            self._fresh_from, self._carried = now - FRESH_NS, 0.0
 
     def decay(self, now: Instant) -> None:
         """Fade towards 1 while there is nothing to observe. Cheap enough to ask at every verdict."""

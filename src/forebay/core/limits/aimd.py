@@ -33,6 +33,7 @@ class Aimd:
     learns = True
     interval_ns = 0
     prefill_tokens = UNBOUNDED
+    prefill_rate = 0.0
     gap_ns = 0.0
 
     def __init__(self, config: AimdConfig) -> None:

@@ -40,6 +40,7 @@ class Envoy:
 
     learns = True
     prefill_tokens = UNBOUNDED
+    prefill_rate = 0.0
     gap_ns = 0.0
 
     def __init__(self, config: EnvoyConfig, chance: Chance) -> None:

@@ -25,6 +25,7 @@ class Fixed:
     learns = False
     interval_ns = 0
     prefill_tokens = UNBOUNDED
+    prefill_rate = 0.0
     gap_ns = 0.0
 
     def __init__(self, config: FixedConfig) -> None:

@@ -38,6 +38,7 @@ class Gradient2:
 
     learns = True
     prefill_tokens = UNBOUNDED
+    prefill_rate = 0.0
     gap_ns = 0.0
 
     def __init__(self, config: Gradient2Config) -> None:

@@ -29,6 +29,7 @@ class GuardedConfig:
     kind: Literal["guarded"] = "guarded"
     tpot_ns: int = 50 * MILLISECOND  # objective: mean time between two tokens of a stream
     ttft_ns: int = SECOND  # objective: first token
+    latency_ns: int = SECOND  # objective: the whole answer, of engines that generate no tokens
     kv_tokens: int | None = None  # the engine's KV cache; None: as the engine says, else not guarded
     initial: int = 16
     least: int = 2
@@ -61,6 +62,7 @@ class Guarded:
         self.requests = min(config.most, max(config.least, config.initial))
         self.tokens = UNBOUNDED if config.kv_tokens is None else max(1, int(config.kv_share * config.kv_tokens))
         self.prefill_tokens = UNBOUNDED
+        self.prefill_rate = 0.0  # the best of the last while
         self.interval_ns = config.interval_ns
         self.gap_ns = 0.0
         self._kv_tokens = config.kv_tokens
@@ -71,15 +73,21 @@ class Guarded:
         self._config = config
         self._limit = float(self.requests)
         self._prefilled = self._prefilling_ns = 0.0  # prompt tokens, and the time that it took; older ones fade
-        self._prefill_best = 0.0  # tokens per ns
         self._slow, self._fast = _Pace(config.memory_slow), _Pace(config.memory_fast)
         self._whole_ns = self._whole_tokens = 0  # of answers that were not streamed, since the last view
+        self._shots_ns = self._shots = 0  # of answers that have no tokens: embeddings, scores, images
 
     def answered(self, answer: Answer, now: Instant) -> None:  # noqa: ARG002
-        """An answer that was not streamed shows its pace only at the end, its first token's wait included."""
-        if not answer.first_ns and answer.output_tokens > 1:
+        """An answer that was not streamed shows its pace only at the end, its first token's wait included; one
+        without tokens is one step."""
+        if answer.first_ns:
+            return
+        if answer.output_tokens > 1:
             self._whole_ns += answer.held_ns
             self._whole_tokens += answer.output_tokens
+        elif not answer.output_tokens:
+            self._shots_ns += answer.held_ns
+            self._shots += 1
 
     def failed(self, now: Instant) -> None:
         """A failure says nothing about the pace; the engine's health is kept elsewhere."""
@@ -105,7 +113,9 @@ class Guarded:
         self._overfull = self._overfull + 1 if (signal.waiting or 0) > config.waiting_most else 0
         if self._overfull >= 2:
             self._overfull = 0
-            self._shrink(self._limit * 0.9)
+            # What it runs is what it can hold; a few waiting inside it keep it from running dry.
+            holds = in_flight if signal.running is None else signal.running + config.waiting_most
+            self._shrink(min(self._limit * 0.9, max(1, holds)))
 
     def _shrink(self, limit: float) -> None:
         self._limit = max(self._config.least, min(self._limit, limit))
@@ -116,16 +126,13 @@ class Guarded:
         self._guard_memory(view)
         self._guard_prefill(view)
         config, slow, fast = self._config, self._slow, self._fast
-        streams = bool(view.generated) or not self._whole_tokens
-        spent_ns = view.decoding_ns if streams else self._whole_ns
-        tokens = view.generated if streams else self._whole_tokens
-        self._whole_ns = self._whole_tokens = 0
+        spent_ns, tokens, objective_ns = self._paced(view)
         slow.take(spent_ns, tokens, view)
         fast.take(spent_ns, tokens, view)
         if slow.tokens < config.tokens_min:
             return
         self.gap_ns = slow.gap_ns
-        aim_ns, limit = config.tpot_share * config.tpot_ns, self._limit
+        aim_ns, limit = config.tpot_share * objective_ns, self._limit
         if fast.gap_ns > config.alarm * aim_ns and fast.tokens >= config.tokens_min:
             self._shrink(max(fast.window(aim_ns), config.down_fast * min(limit, max(1, view.in_flight_most))))
         elif slow.gap_ns > aim_ns:
@@ -133,6 +140,18 @@ class Guarded:
         elif self._may_grow(now) and (view.waiting or view.in_flight_most >= 0.9 * limit):
             self._limit = min(config.most, max(limit, min(slow.window(aim_ns), config.up_most * limit + 1.0)))
             self.requests = int(self._limit)
+
+    def _paced(self, view: View) -> tuple[int, int, int]:
+        """(time, tokens made in it, objective for each), by what shows the pace best: streams, answers that were not
+        streamed, else answers without tokens."""
+        config = self._config
+        paced = view.decoding_ns, view.generated, config.tpot_ns
+        if not view.generated and self._whole_tokens:
+            paced = self._whole_ns, self._whole_tokens, config.tpot_ns
+        elif not view.generated and self._shots and not view.decoding_ns:
+            paced = self._shots_ns, self._shots, config.latency_ns
+        self._whole_ns = self._whole_tokens = self._shots_ns = self._shots = 0
+        return paced
 
     def _may_grow(self, now: Instant) -> bool:
         """Not after a preemption, and not while the cache is full as far as is known."""
@@ -155,10 +174,10 @@ class Guarded:
         self._prefilled = config.memory_fast * self._prefilled + view.prefilled
         self._prefilling_ns = config.memory_fast * self._prefilling_ns + view.prefilling_ns
         if self._prefilling_ns > 0:
-            best = config.prefill_kept * self._prefill_best
-            self._prefill_best = max(best, self._prefilled / self._prefilling_ns)
-        if self._prefill_best > 0:
-            self.prefill_tokens = max(1, int(config.prefill_share * config.ttft_ns * self._prefill_best))
+            best = config.prefill_kept * self.prefill_rate
+            self.prefill_rate = max(best, self._prefilled / self._prefilling_ns)
+        if self.prefill_rate > 0:
+            self.prefill_tokens = max(1, int(config.prefill_share * config.ttft_ns * self.prefill_rate))
 
 
 class _Pace:

@@ -57,6 +57,7 @@ class Limit(Protocol):
     requests: int
     tokens: int  # expected tokens in and out of the leases
     prefill_tokens: int  # prompt tokens of streams that have not begun
+    prefill_rate: float  # prompt tokens per ns that the engine has shown; 0.0: not known
     learns: bool  # False: it need not be told anything
     gap_ns: float  # time between two tokens of a stream as it last saw it; 0: it does not look at that
     interval_ns: int  # how often it wants a view; 0: never

@@ -35,6 +35,7 @@ class Vegas:
     learns = True
     interval_ns = 0
     prefill_tokens = UNBOUNDED
+    prefill_rate = 0.0
     gap_ns = 0.0
 
     def __init__(self, config: VegasConfig, chance: Chance) -> None:

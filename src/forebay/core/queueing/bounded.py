@@ -1,8 +1,8 @@
 """The queue of one pool: who is next, who has waited too long, and how much is in it.
 
-Two heaps, one by turn (priority, then fairness tag) and one by expiry, and a line by arrival share the tickets. A
-ticket that leaves by one is skipped by the others when it surfaces, and all are rebuilt when the leftovers outnumber
-the living.
+Two heaps, one of turns (band, then fairness tag) and one by expiry, a line by arrival and one per flow share the
+tickets. A ticket that leaves by one is skipped by the others when it surfaces, and all are rebuilt when the leftovers
+outnumber the living. When it is a flow's turn, ordering.py says which of its tickets has it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 from forebay.core.instant import Instant
 from forebay.core.model import Request, Ticket, TicketState
 from forebay.core.queueing.fairness import Flow, VirtualClock
+from forebay.core.queueing.ordering import Line, OrderConfig, Standing
 
 LEFTOVERS_MAX = 192
 
@@ -20,12 +21,16 @@ LEFTOVERS_MAX = 192
 class FairQueue:
     """Tickets in state QUEUED. Its bounds are kept by the depth gate; it keeps the sums that the gate asks for."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: OrderConfig | None = None) -> None:
         self.tokens = 0
         self.bytes = 0
         self._count = 0
         self._clock = VirtualClock()
-        self._turns: list[tuple[int, float, int, Ticket]] = []
+        self._standing = Standing(order) if order is not None and order.adaptive else None
+        self._lines: dict[Flow, Line] = {}
+        self._uneven = False  # was any line, since the queue was last empty?
+        self._turns: list[tuple[int, float, int]] = []  # (-band, tag, number)
+        self._holders: dict[int, Ticket] = {}  # by the number of their turn
         self._expiries: list[tuple[Instant, int, Ticket]] = []
         self._arrivals: deque[Ticket] = deque()
 
@@ -38,9 +43,11 @@ class FairQueue:
         request = ticket.request
         flow = _flow(request)
         ticket.start_tag = self._clock.start_tag(flow, ticket.demand.tokens) if tag is None else tag
-        heappush(self._turns, (-request.priority, ticket.start_tag, ticket.sequence, ticket))
+        ticket.turn = ticket.sequence
+        self._give_turn(ticket)
         heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
         self._arrivals.append(ticket)
+        self._join(ticket, flow)
         self._add(ticket, 1)
 
     def push_back(self, ticket: Ticket) -> None:
@@ -49,60 +56,111 @@ class FairQueue:
         Its turn had come. When the queue ran empty meanwhile, tags began anew and its old one would put it last.
         """
         ticket.start_tag = min(ticket.start_tag, self._clock.now)
-        heappush(self._turns, (-ticket.request.priority, ticket.start_tag, ticket.sequence, ticket))
+        self._give_turn(ticket)
         heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
         self._arrivals.appendleft(ticket)
+        self._join(ticket, _flow(ticket.request))
         self._add(ticket, 1)
+
+    def _give_turn(self, ticket: Ticket) -> None:
+        heappush(self._turns, (-ticket.band, ticket.start_tag, ticket.turn))
+        self._holders[ticket.turn] = ticket
+
+    def _join(self, ticket: Ticket, flow: Flow) -> None:
+        line = self._lines.get(flow)
+        if line is None:
+            line = self._lines[flow] = Line()
+        line.add(ticket)
+        self._uneven = self._uneven or line.uneven
 
     def head(self) -> Ticket | None:
         """The ticket whose turn it is."""
-        turns = self._turns
-        while turns and turns[0][3].state is not TicketState.QUEUED:
-            heappop(turns)
-        return turns[0][3] if turns else None
+        turns, holders = self._turns, self._holders
+        while turns:
+            ticket = holders.get(turns[0][2])
+            if ticket is None:
+                heappop(turns)
+            elif not self._uneven and (self._standing is None or not self._standing.now):
+                return ticket
+            else:
+                return self._exchange(ticket)
+        return None
 
-    def ahead_of(self, request: Request, tag: float | None = None) -> int:
+    def _exchange(self, ticket: Ticket) -> Ticket:
+        """Give this ticket's turn to the one of its flow that goes first, and it that one's: turns within a flow are
+        worth the same. Returns who has the turn now."""
+        first = self._first(ticket)
+        if first is not ticket:
+            ticket.start_tag, first.start_tag = first.start_tag, ticket.start_tag
+            ticket.turn, first.turn = first.turn, ticket.turn
+            self._holders[ticket.turn], self._holders[first.turn] = ticket, first
+        return first
+
+    def _first(self, ticket: Ticket) -> Ticket:
+        """Which ticket of this one's flow goes first. One that stands above its flow is not exchanged."""
+        line = self._lines[_flow(ticket.request)]
+        if self._standing is not None and self._standing.now:
+            first = line.newest()
+        else:
+            first = line.earliest() if line.uneven else ticket
+        return first if first.band == ticket.band else ticket
+
+    def ahead_of(self, request: Request, band: int, tag: float | None = None) -> int:
         """How many would be served before this request, were it to wait too. O(n), for a queue that is nearly full."""
         flow = _flow(request)
-        mine = (-request.priority, self._clock.tag_now(flow) if tag is None else tag)
+        mine = (-band, self._clock.tag_now(flow) if tag is None else tag)
         return sum(
             1
-            for priority, start_tag, _, ticket in self._turns
-            if ticket.state is TicketState.QUEUED and ((priority, start_tag) <= mine or _flow(ticket.request) == flow)
+            for ticket in self._holders.values()
+            if (-ticket.band, ticket.start_tag) <= mine or _flow(ticket.request) == flow
         )
 
     def last_of_others(self, request: Request) -> Ticket | None:
         """The ticket whose turn comes last, of flows other than this request's: none goes before its own flow's earlier
         ones. O(n)."""
         flow = _flow(request)
-        others = (e for e in self._turns if e[3].state is TicketState.QUEUED and _flow(e[3].request) != flow)
-        last = max(others, default=None)
-        return None if last is None else last[3]
+        others = (t for t in self._holders.values() if _flow(t.request) != flow)
+        return max(others, key=lambda t: (-t.band, t.start_tag, t.turn), default=None)
 
     @staticmethod
     def is_behind(ticket: Ticket, other: Ticket) -> bool:
         """Does its turn come after the other's?"""
-        return (-ticket.request.priority, ticket.start_tag) > (-other.request.priority, other.start_tag)
+        return (-ticket.band, ticket.start_tag) > (-other.band, other.start_tag)
 
     def oldest(self) -> Instant:
         """When the longest-waiting ticket arrived. The queue must not be empty."""
+        return self._first_arrived().arrived
+
+    def _first_arrived(self) -> Ticket:
         arrivals = self._arrivals
         while arrivals[0].state is not TicketState.QUEUED:
             arrivals.popleft()
-        return arrivals[0].arrived
+        return arrivals[0]
 
-    def pop(self) -> Ticket:
-        """Take the head out, to be dispatched. The caller sets its state."""
-        ticket = heappop(self._turns)[3]
+    def pop(self, now: Instant) -> Ticket:
+        """Take the head out, to be dispatched: `head` was asked just before. The caller sets its state."""
+        if self._standing is not None:
+            oldest = self._first_arrived()
+            self._standing.seen(now - oldest.arrived, oldest.expires - oldest.arrived, now)
+        ticket = self._holders[heappop(self._turns)[2]]
         self._clock.served(ticket.start_tag)
+        self._leave(ticket, _flow(ticket.request))
         self._add(ticket, -1)
         return ticket
 
     def remove(self, ticket: Ticket) -> None:
         """Take out a ticket that leaves unserved. The caller sets its state."""
-        request = ticket.request
-        self._clock.withdrawn(_flow(request), ticket.demand.tokens)
+        flow = _flow(ticket.request)
+        self._clock.withdrawn(flow, ticket.demand.tokens)
+        self._leave(ticket, flow)
         self._add(ticket, -1)
+
+    def _leave(self, ticket: Ticket, flow: Flow) -> None:
+        del self._holders[ticket.turn]
+        line = self._lines[flow]
+        del line.tickets[ticket]
+        if not line.tickets:
+            del self._lines[flow]
 
     def expired(self, now: Instant) -> Ticket | None:
         """A ticket whose time is up, or None."""
@@ -127,6 +185,7 @@ class FairQueue:
         if not self._count:
             self._clock.idle()
             self._turns.clear()
+            self._uneven = False
             self._expiries.clear()
             self._arrivals.clear()
         elif sign < 0:
@@ -137,7 +196,7 @@ class FairQueue:
 
     def _sweep(self, leaving: Ticket) -> None:
         """Drop leftovers from both heaps (the leaving ticket's state is about to change)."""
-        self._turns = [e for e in self._turns if e[3].state is TicketState.QUEUED and e[3] is not leaving]
+        self._turns = [e for e in self._turns if e[2] in self._holders]
         self._expiries = [e for e in self._expiries if e[2].state is TicketState.QUEUED and e[2] is not leaving]
         self._arrivals = deque(t for t in self._arrivals if t.state is TicketState.QUEUED and t is not leaving)
         heapify(self._turns)

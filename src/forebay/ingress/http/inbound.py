@@ -411,6 +411,8 @@ class Inbound:
             key.id + "/" + self._flow if self._flow else "",
             key.weight,
             key.hold_back,
+            key.wait_budget_ns,
+            key.ttft_ns,
             self._obeys_ns,
         )
 
