@@ -9,7 +9,8 @@ from math import ceil
 from forebay.advise.answers import Answers
 from forebay.advise.capacity import Capacity
 from forebay.advise.rules import Situation
-from forebay.config.schema import Concurrency, Config
+from forebay.config.build import FIXED_LIMIT
+from forebay.config.schema import Config
 from forebay.core.model import Mode
 
 KV_SHARE = 0.9
@@ -81,7 +82,9 @@ def _engine(answers: Answers, capacity: Capacity | None) -> Iterator[Setting]:
         size = capacity.places if capacity else Config().batching.max_size
         why = "Batches are formed here and leave as soon as the engine is free: waiting for more raises no throughput."
         yield Setting(entry, "batching", f'{{ kind = "dynamic", max_size = {size}, linger_ms = 0 }}', why)
-        yield Setting(entry, "concurrency", "{ limit = 1 }", "One batch at a time; the next forms meanwhile.")
+        yield Setting(
+            entry, "concurrency", '{ kind = "fixed", limit = 1 }', "One batch at a time; the next forms meanwhile."
+        )
         return
     yield Setting(entry, "concurrency", *_concurrency(answers, capacity))
 
@@ -98,19 +101,19 @@ def _concurrency(answers: Answers, capacity: Capacity | None) -> tuple[str, str]
         cache = "" if tells or capacity.kv_tokens is None else f", kv_tokens = {capacity.kv_tokens}"
         return f'{{ kind = "guarded"{begins}{cache} }}', f"{why} It begins with what was reckoned."
     if capacity is None or answers.engine in SLOTS:
-        limit = SLOTS.get(answers.engine, Concurrency().limit)
+        limit = SLOTS.get(answers.engine, FIXED_LIMIT)
         guess = "A guess: say --gpu and --model for one that is reckoned."
         told = "As many as it has slots by default; raise both together."
         return (
-            f"{{ limit = {limit} }}",
+            f'{{ kind = "fixed", limit = {limit} }}',
             f"Requests in flight on one engine. {told if answers.engine in SLOTS else guess}",
         )
     why = f"Requests in flight on one engine, by {capacity.bound_by}."
     if answers.costs_vary is False or capacity.kv_tokens is None:
-        return f"{{ limit = {capacity.places} }}", why
+        return f'{{ kind = "fixed", limit = {capacity.places} }}', why
     tokens = int(KV_SHARE * capacity.kv_tokens)
     why += f" Tokens: {100 * KV_SHARE:.0f} % of its KV cache, so that long requests count as such."
-    return f"{{ limit = {capacity.places}, tokens = {tokens} }}", why
+    return f'{{ kind = "fixed", limit = {capacity.places}, tokens = {tokens} }}', why
 
 
 def guarded(answers: Answers) -> bool:
