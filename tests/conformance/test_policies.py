@@ -9,6 +9,8 @@ import pytest
 
 from forebay.core import batching, limits
 from forebay.core.batching import DynamicConfig, PassThroughConfig
+from forebay.core.dispatch import balance
+from forebay.core.dispatch.balance import AffinityConfig, LeastConfig, P2cConfig, RandomConfig
 from forebay.core.instant import MILLISECOND
 from forebay.core.limits.aimd import AimdConfig
 from forebay.core.limits.envoy import EnvoyConfig
@@ -16,7 +18,7 @@ from forebay.core.limits.fixed import FixedConfig
 from forebay.core.limits.gradient2 import Gradient2Config
 from forebay.core.limits.guarded import GuardedConfig
 from forebay.core.limits.vegas import VegasConfig
-from forebay.testing import check_batching, check_limit
+from forebay.testing import check_balancer, check_batching, check_limit
 
 BATCHING: dict[str, list[Any]] = {
     "passthrough": [PassThroughConfig()],
@@ -35,11 +37,18 @@ LIMITS: dict[str, list[Any]] = {
     "envoy": [EnvoyConfig(), EnvoyConfig(least=1, percentile=0.9)],
     "guarded": [GuardedConfig(), GuardedConfig(kv_tokens=1, least=1), GuardedConfig(kv_tokens=400_000, most=2)],
 }
+BALANCE: dict[str, list[Any]] = {
+    "least": [LeastConfig()],
+    "p2c": [P2cConfig()],
+    "affinity": [AffinityConfig(), AffinityConfig(bound=0.0), AffinityConfig(detour=0.0), AffinityConfig(bound=1e9)],
+    "random": [RandomConfig()],
+}
 
 
 def test_every_policy_is_checked() -> None:
     assert set(BATCHING) == set(batching.POLICIES)
     assert set(LIMITS) == set(limits.POLICIES)
+    assert set(BALANCE) == set(balance.POLICIES)
 
 
 @pytest.mark.parametrize(("kind", "config"), [(kind, config) for kind, many in BATCHING.items() for config in many])
@@ -56,3 +65,10 @@ def test_limits(kind: str, config: Any) -> None:
     assert type(limit) is limits.POLICIES[kind]
     assert config.kind == kind
     check_limit(limit)
+
+
+@pytest.mark.parametrize(("kind", "config"), [(kind, config) for kind, many in BALANCE.items() for config in many])
+def test_balance(kind: str, config: Any) -> None:
+    assert type(balance.build(config, Random(1))) is balance.POLICIES[kind]
+    assert config.kind == kind
+    check_balancer(lambda seed: balance.build(config, Random(seed)))

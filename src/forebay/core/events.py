@@ -75,7 +75,14 @@ class Signalled(msgspec.Struct, frozen=True):
     signal: EngineSignal
 
 
-Event = FirstToken | Finished | Failed | Undelivered | EngineUp | EngineWarming | EngineDown | Signalled
+class MemoryRead(msgspec.Struct, frozen=True):
+    """How full the GPUs of an engine are: the used share of the fullest one's memory, 0 to 1. None: not known."""
+
+    engine: str
+    share: float | None
+
+
+Event = FirstToken | Finished | Failed | Undelivered | EngineUp | EngineWarming | EngineDown | Signalled | MemoryRead
 
 
 class Observer(Protocol):

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from forebay.core import verdicts
 from forebay.core.admission.estimate import DemandEstimator, EstimateConfig
-from forebay.core.dispatch.health import Readiness
 from forebay.core.dispatch.leases import Engine
 from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
 from forebay.core.events import (
@@ -25,6 +24,7 @@ from forebay.core.events import (
     Failed,
     Finished,
     FirstToken,
+    MemoryRead,
     Observer,
     Signalled,
     Undelivered,
@@ -128,7 +128,6 @@ class Pipeline:
             return effects
         lease = ticket.lease
         assert lease is not None
-        lease.engine.health.undecided()
         self._end_lease(lease, pool, now)
         self._close(ticket, Outcome.CANCELLED, None, usage, now)
         effects = [Abort(lease)]
@@ -146,9 +145,15 @@ class Pipeline:
         if isinstance(event, Undelivered):
             return self._undelivered(event, now)
         if isinstance(event, Signalled):
-            _, engine = self._engines[event.engine]
-            engine.limit.signalled(event.signal, engine.in_flight, now)
+            pool, engine = self._engines[event.engine]
+            pool.signalled(engine, event.signal, now)
             return []
+        if isinstance(event, MemoryRead):
+            pool, engine = self._engines[event.engine]
+            engine.memory_read(event.share, now)
+            effects: list[Effect] = []
+            self._pump(pool, now, effects)
+            return effects
         return self._engine_changed(event, now)
 
     def meter(self, lease: Lease, now: Instant) -> int:
@@ -283,7 +288,7 @@ class Pipeline:
         waiting, forming = len(queue), queue.tokens + demand.tokens
         engine: Engine | None = None
         if waiting < pool.batcher.max_size and (not waiting or forming <= pool.batcher.max_tokens):
-            engine = pool.room(forming, now)
+            engine = pool.room(request, forming, now)
         mode = request.mode or pool.mode
         if pool.shares and mode is not Mode.BACKPRESSURE and (fair := pool.fair(request.priority)) is not None:
             excess_ns = fair.excess_ns(request.flow or request.key, request.weight, now)
@@ -360,7 +365,7 @@ class Pipeline:
             head = queue.head()
             if head is None:
                 return
-            engine = pool.room(head.demand.tokens, now)
+            engine = pool.room(head.request, head.demand.tokens, now)
             if engine is None or pool.batch_leaves_at(now) > now or pool.held_back(head.request, now):
                 return
             if pool.single:
@@ -394,7 +399,7 @@ class Pipeline:
         pool: Pool = lease.ticket.pool
         pool.forecast.began(now - lease.opened)
         effects: list[Effect] = []
-        if self.queued and lease.engine.limit.learns:
+        if self.queued and (lease.engine.limit.learns or lease.engine.restrained):
             self._pump(pool, now, effects)  # its prompt stands in nobody's way any more
         return effects
 
@@ -405,9 +410,9 @@ class Pipeline:
         ticket, usage = lease.ticket, event.usage
         pool: Pool = ticket.pool
         if event.healthy:
-            lease.engine.health.succeeded()
+            lease.engine.succeeded()
         else:
-            lease.engine.health.failed(now)
+            lease.engine.failed(lease, now)
         if lease.engine.limit.learns and event.healthy and usage is not None:
             lease.engine.answered(lease, usage, now)
         self._end_lease(lease, pool, now)
@@ -426,10 +431,8 @@ class Pipeline:
             return []
         pool: Pool = lease.ticket.pool
         if event.blame:
-            lease.engine.health.failed(now)
+            lease.engine.failed(lease, now)
             lease.engine.limit.failed(now)
-        else:
-            lease.engine.health.undecided()
         self._end_lease(lease, pool, now)
         self._close(lease.ticket, Outcome.FAILED, event.reason, event.usage, now)
         effects: list[Effect] = []
@@ -444,10 +447,9 @@ class Pipeline:
         ticket = lease.ticket
         pool: Pool = ticket.pool
         if event.away:
-            lease.engine.health.readiness = Readiness.DOWN
-            lease.engine.health.undecided()
+            lease.engine.went(warming=False)
         else:
-            lease.engine.health.failed(now)
+            lease.engine.failed(lease, now)
         self._end_lease(lease, pool, now)
         effects: list[Effect] = []
         if (pool.up and not ticket.redispatched) or ticket.mode is Mode.BACKPRESSURE:
@@ -476,18 +478,15 @@ class Pipeline:
         effects: list[Effect] = []
         places = pool.up_places
         if isinstance(event, EngineUp):
-            if engine.health.readiness is not Readiness.UP:
-                engine.health.readiness = Readiness.UP
-                engine.limit.restarted(now)
+            if engine.came(now):
                 pool.warmup.ended(now)
                 self._resized(pool, places, now)
             self._pump(pool, now, effects)
             return effects
-        if isinstance(event, EngineWarming):
-            engine.health.readiness = Readiness.WARMING
+        warming = isinstance(event, EngineWarming)
+        engine.went(warming=warming)
+        if warming:
             pool.warmup.started(now)
-        else:
-            engine.health.gone()
         self._resized(pool, places, now)
         if not pool.up:
             self._evict_waiting(pool, EvictReason.NO_ENGINE, now, effects)

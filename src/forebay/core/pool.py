@@ -16,14 +16,18 @@ from forebay.core.admission.warmup import WarmupClock
 from forebay.core.batching import BatchingConfig
 from forebay.core.batching import build as build_batcher
 from forebay.core.batching.passthrough import PassThroughConfig
-from forebay.core.dispatch.balance import least_outstanding
+from forebay.core.dispatch.balance import BalanceConfig
+from forebay.core.dispatch.balance import build as build_balancer
+from forebay.core.dispatch.balance.least import LeastConfig
 from forebay.core.dispatch.health import HealthConfig, Readiness
 from forebay.core.dispatch.leases import Engine
+from forebay.core.dispatch.pressure import PressureConfig
+from forebay.core.dispatch.ramp import RampConfig
 from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits import LimitConfig, started_at
 from forebay.core.limits import build as build_limit
 from forebay.core.limits.fixed import FixedConfig
-from forebay.core.model import Mode, Request
+from forebay.core.model import EngineSignal, Mode, Request
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.queueing.floor import FloorShare
 from forebay.core.queueing.ordering import OrderConfig
@@ -48,6 +52,9 @@ class PoolConfig:
     batching: BatchingConfig = field(default_factory=PassThroughConfig)
     limit: LimitConfig = field(default_factory=FixedConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
+    ramp: RampConfig = field(default_factory=RampConfig)
+    pressure: PressureConfig = field(default_factory=PressureConfig)
+    balance: BalanceConfig = field(default_factory=LeastConfig)
     fair: FairShareConfig | None = None  # None: no flow is refused for what it had before
     ttft_ns: int = SECOND  # objective for the first token, of requests that bring none of their own
     order: OrderConfig = field(default_factory=OrderConfig)
@@ -68,11 +75,24 @@ class Pool:
         self.ladder = RetryLadder(config.retry, chance)
         self.warmup = WarmupClock()
         self.batcher = build_batcher(config.batching)
-        self.engines = tuple(Engine(name, build_limit(config.limit, chance), config.health) for name in config.engines)
+        self.balancer = build_balancer(config.balance, chance)
+        several = len(config.engines) > 1
+        self.engines = tuple(
+            Engine(
+                name,
+                build_limit(config.limit, chance),
+                config.health,
+                config.ramp,
+                config.pressure,
+                counts_prompts=several,
+            )
+            for name in config.engines
+        )
         self.single = self.batcher.max_size == 1
         self.shares = config.fair is not None
         self._fair: dict[int, FairShare] = {}  # by priority: classes share with their like
         self.reconfigured = False
+        self._tokens_each = 0.0
         self.learning = tuple(engine for engine in self.engines if engine.limit.learns)
 
     def check_reconfigurable(self, config: PoolConfig) -> None:
@@ -96,12 +116,29 @@ class Pool:
             for engine in self.engines:
                 engine.limit = build_limit(started_at(config.limit, engine.limit.requests), self._chance)
 
-    def room(self, tokens: int, now: Instant) -> Engine | None:
-        """The engine that would take a request of this many expected tokens now."""
+    def room(self, request: Request, tokens: int, now: Instant) -> Engine | None:
+        """The engine that would take this request now; `tokens` are expected of it and of those ahead of it."""
         engines = self.engines
         if len(engines) == 1:
             return engines[0] if engines[0].has_room(tokens, now) else None
-        return least_outstanding(engines, tokens, now)
+        return self.balancer.choose(engines, request, tokens, now)
+
+    def has_room(self, tokens: int, now: Instant) -> bool:
+        """Has any engine room for so many expected tokens?"""
+        return any(engine.has_room(tokens, now) for engine in self.engines)
+
+    def signalled(self, engine: Engine, signal: EngineSignal, now: Instant) -> None:
+        """An engine told something of itself; what it holds of others is compared with what the others hold."""
+        engine.signalled(signal, now)
+        if len(self.engines) == 1:
+            return
+        found = [count for e in self.engines if (count := e.others.found(now)) is not None]
+        usual, shared = sum(found) / max(1, len(found)), any(found)
+        in_flight = self.in_flight
+        each = sum(e.tokens for e in self.engines) / in_flight if in_flight else self._tokens_each
+        self._tokens_each = each
+        for one in self.engines:
+            one.others.usual, one.shared, one.tokens_each = usual, shared, each
 
     @property
     def places(self) -> int:
@@ -110,7 +147,7 @@ class Pool:
 
     def free(self, now: Instant) -> int:
         """Places that are free on engines that may be given work."""
-        return sum(e.limit.requests - e.places for e in self.engines if e.has_room(0, now))
+        return sum(e.window(now) - e.places for e in self.engines if e.has_room(0, now))
 
     def held_back(self, request: Request, now: Instant) -> bool:
         """Must it leave what is free to the classes above it?"""
@@ -159,7 +196,9 @@ class Pool:
         for engine in self.engines:
             if engine.health.ejected_until > now and engine.health.readiness is Readiness.UP:
                 yield engine.health.ejected_until
-        if not self.single and (head := self.queue.head()) is not None and self.room(head.demand.tokens, now):
+            elif (at := engine.grows_at(now)) is not None:
+                yield at
+        if not self.single and (head := self.queue.head()) is not None and self.has_room(head.demand.tokens, now):
             yield self.batch_leaves_at(now)
 
     @property
@@ -222,11 +261,13 @@ class Pool:
                 EngineSnapshot(
                     name=e.name,
                     readiness=e.health.readiness.value,
-                    ejected=e.health.ejected_until > now or e.health.on_probation,
+                    ejected=e.health.ejected_until > now,
                     in_flight=e.in_flight,
                     tokens_in_flight=e.tokens,
                     places=e.places,
                     concurrency_limit=e.limit.requests,
+                    window=e.window(now),
+                    others=round(e.others.requests(now)) if e.shared else 0,
                     tokens_limit=e.limit.tokens,
                     prefill_tokens=e.prefill_tokens,
                     prefill_limit=e.limit.prefill_tokens,

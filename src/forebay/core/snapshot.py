@@ -15,8 +15,10 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     tokens_in_flight: int
     places: int
     concurrency_limit: int
+    window: int  # of that limit, as much as may be used now
+    others: int  # requests that reached it past this gateway, as far as it says
     tokens_limit: int
-    prefill_tokens: int  # of streams that have not begun; kept only for limits that learn
+    prefill_tokens: int  # of streams that have not begun; kept where several engines or a limit need it
     prefill_limit: int
     gap_ns: int  # between two tokens of a stream, as the limit last saw it; 0: not known
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from forebay.core.batching.former import Batcher
+from forebay.core.dispatch.balance import Balancer
+from forebay.core.dispatch.health import HealthConfig
+from forebay.core.dispatch.leases import Engine
 from forebay.core.instant import MILLISECOND, MINUTE, SECOND
+from forebay.core.limits.fixed import Fixed, FixedConfig
 from forebay.core.limits.limit import Answer, Limit, View
-from forebay.core.model import EngineSignal
+from forebay.core.model import EngineSignal, Request
 
 
 def check_batching(batcher: Batcher, *, seed: int = 1, cases: int = 500) -> None:
@@ -75,3 +80,44 @@ def _odd_view(chance: Random, in_flight: int) -> View:
         expected_tokens=chance.randrange(1_000_000),
         peak_tokens=chance.randrange(1_000_000),
     )
+
+
+def check_balancer(make: Callable[[int], Balancer], *, seed: int = 1, cases: int = 500) -> None:
+    """A balancer finds an engine with room if there is one, and no other; the same stream of chance chooses the same.
+
+    `make` makes one with the stream of a seed.
+    """
+    chance = Random(seed)
+    balancer, twin = make(seed), make(seed)
+    assert balancer.prefix_bytes >= 0, "a number of bytes"
+    for _ in range(cases):
+        engines = [_odd_engine(chance, number) for number in range(chance.randrange(1, 9))]
+        request, tokens = Request("k", prefix=chance.choice((0, chance.getrandbits(64)))), chance.randrange(1, 5_000)
+        now = chance.randrange(10 * SECOND)
+        before = [(e.places, e.in_flight, e.tokens, e.prefill_tokens) for e in engines]
+        able = [engine.name for engine in engines if engine.has_room(tokens, now)]
+        chosen = balancer.choose(engines, request, tokens, now)
+        case = f"able={able} chosen={chosen and chosen.name} tokens={tokens} engines={before}"
+        assert (chosen is not None) == bool(able), f"room is found if there is any: {case}"
+        assert chosen is None or chosen.name in able, f"an engine without room is not chosen: {case}"
+        assert before == [(e.places, e.in_flight, e.tokens, e.prefill_tokens) for e in engines], "nothing is changed"
+        assert twin.choose(engines, request, tokens, now) is chosen, f"the same chance, the same choice: {case}"
+
+
+def _odd_engine(chance: Random, number: int) -> Engine:
+    """An engine somewhere in its life."""
+    engine = Engine(f"e/{number}", Fixed(FixedConfig(limit=chance.randrange(1, 6), tokens=10_000)), HealthConfig())
+    if chance.random() < 0.8:
+        engine.came(0)
+    if chance.random() < 0.2:
+        engine.went(warming=False)
+        engine.came(chance.randrange(10 * SECOND))
+    if chance.random() < 0.2:
+        engine.health.ejected_until = chance.randrange(10 * SECOND)
+    engine.places = engine.in_flight = chance.randrange(6)
+    engine.tokens = engine.places * chance.randrange(3_000)
+    engine.prefill_tokens = chance.randrange(1 + engine.tokens)
+    if chance.random() < 0.3:
+        engine.shared, engine.tokens_each = True, 500.0
+        engine.others.read(chance.randrange(100), engine.in_flight, chance.randrange(10 * SECOND))
+    return engine

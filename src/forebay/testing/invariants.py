@@ -113,7 +113,7 @@ def _check_queue(pool: Pool, now: Instant) -> None:
 
 def _check_no_idle_engine(pool: Pool, now: Instant) -> None:
     head = pool.queue.head()
-    if head is None or head.expires <= now or pool.room(head.demand.tokens, now) is None:
+    if head is None or head.expires <= now or not pool.has_room(head.demand.tokens, now):
         return
     if pool.held_back(head.request, now):
         return

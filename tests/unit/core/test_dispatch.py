@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from forebay.core.dispatch.balance import least_outstanding
+from forebay.core.dispatch.balance.least import Least
 from forebay.core.dispatch.health import Health, HealthConfig, Readiness
 from forebay.core.dispatch.leases import Engine
 from forebay.core.events import EngineDown, EngineUp, EngineWarming, Failed, Finished, FirstToken, Undelivered
 from forebay.core.instant import MILLISECOND, SECOND
 from forebay.core.limits.fixed import Fixed, FixedConfig
-from forebay.core.model import Mode
+from forebay.core.model import Mode, Request
 from forebay.core.outcome import EvictReason, FailReason, Outcome, ShedReason
 from forebay.core.pool import PoolConfig
 
@@ -48,9 +48,9 @@ def test_only_a_ready_engine_is_available(health: Health, readiness: Readiness) 
 
 def test_failures_in_a_row_eject_and_a_success_between_does_not(health: Health) -> None:
     for verdict in (False, False, True, False, False):
-        health.succeeded() if verdict else health.failed(0)
+        health.succeeded() if verdict else health.failed(0, 0)
     assert health.available(0)
-    health.failed(0)
+    assert health.failed(0, 0), "the third in a row ejects"
     assert not health.available(2 * SECOND - 1)
     assert health.available(2 * SECOND)
 
@@ -58,36 +58,32 @@ def test_failures_in_a_row_eject_and_a_success_between_does_not(health: Health) 
 def test_ejection_doubles_at_each_repeat_up_to_its_most(health: Health) -> None:
     now, spans = 0, []
     for _ in range(3):
-        health.failed(now)
+        health.failed(now, now)
     for _ in range(7):
         spans.append((health.ejected_until - now) // SECOND)
         now = health.ejected_until
-        health.dispatched()
-        health.failed(now)
+        assert health.failed(now, now), "on trial, one failure is enough"
     assert spans == [2, 4, 8, 16, 30, 30, 30]
 
 
 def test_one_incident_is_one_ejection(health: Health) -> None:
-    """Sixty requests in flight fail together: that is no reason to double five times."""
-    for _ in range(60):
-        health.failed(0)
-    assert health.ejected_until == 2 * SECOND
+    """Sixty requests in flight fail together: that is no reason to double five times, however late the last fails."""
+    for now in range(60):
+        health.failed(0, now)
+    assert health.ejected_until == 2 * SECOND + 2
+    assert not health.failed(1, 3 * SECOND), "it was in flight since before"
+    assert health.available(3 * SECOND)
 
 
-def test_probation_lets_one_through_and_its_fate_decides(health: Health) -> None:
+def test_whoever_answers_after_nobody_did_is_forgiven_but_not_for_ever(health: Health) -> None:
     for _ in range(3):
-        health.failed(0)
-    now = 2 * SECOND
-    assert health.available(now)
-    health.dispatched()
-    assert not health.available(now), "one at a time"
-    health.undecided()
-    assert health.available(now), "its client left: the next one decides"
-    health.dispatched()
-    health.succeeded()
-    assert health.available(now)
-    health.dispatched()
-    assert health.available(now), "the probation is over"
+        health.failed(0, 0)
+    health.gone()
+    health.readiness = Readiness.UP
+    assert health.available(0)
+    for _ in range(3):
+        health.failed(0, 0)
+    assert health.ejected_until == 4 * SECOND, "how often is remembered until one succeeds"
 
 
 # ---- engines --------------------------------------------------------------------------------------------------
@@ -148,7 +144,7 @@ def test_least_outstanding(loads: list[tuple[int, int]], tokens: int, chosen: st
     for made, (places, held) in zip(engines, loads, strict=True):
         made.places = made.in_flight = places
         made.tokens = held
-    best = least_outstanding(engines, tokens, 0)
+    best = Least().choose(engines, Request("k"), tokens, 0)
     assert (best and best.name) == chosen
 
 
@@ -157,7 +153,7 @@ def test_an_unavailable_engine_is_passed_over() -> None:
     down.health.readiness = Readiness.DOWN
     full.places = 1
     free.tokens = free.places = 1
-    assert least_outstanding([down, full, free], 1, 0) is free
+    assert Least().choose([down, full, free], Request("k"), 1, 0) is free
 
 
 # ---- in the pipeline ------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Whether an engine may be given work.
 
 Two sources, kept apart: readiness probes (up, warming, down) and the fate of real requests. An engine whose requests
-fail several times in a row is ejected for a while, though its probe still answers; after that one request is let
-through on probation, and its fate decides.
+fail several times in a row is ejected for a while, though its probe still answers; after that it is on trial: a few
+requests are let through, more with every answer that begins (ramp.py), and their fate decides.
 """
 
 from __future__ import annotations
@@ -33,45 +33,37 @@ class Readiness(StrEnum):
 class Health:
     """State of one engine."""
 
-    __slots__ = ("_config", "_ejections", "_failures", "ejected_until", "on_probation", "readiness")
+    __slots__ = ("_config", "_ejections", "_failures", "ejected_until", "readiness")
 
     def __init__(self, config: HealthConfig) -> None:
         self._config = config
         self._failures = 0
         self._ejections = 0
         self.readiness = Readiness.WARMING
-        self.ejected_until: Instant = 0
-        self.on_probation = False
+        self.ejected_until: Instant = 0  # in the past: it is on trial; 0: nothing is held against it
 
     def available(self, now: Instant) -> bool:
-        """May it be given work? After an ejection: only one request, until that has succeeded."""
-        if self.readiness is not Readiness.UP or self.on_probation:
-            return False
-        return not self.ejected_until or self.ejected_until <= now
-
-    def dispatched(self) -> None:
-        """Work was given: after an ejection, that is the probation."""
-        if self.ejected_until:
-            self.on_probation = True
+        """May it be given work?"""
+        return self.readiness is Readiness.UP and self.ejected_until <= now
 
     def succeeded(self) -> None:
         """A request was answered as it should: all is forgiven."""
         self._failures = 0
         self._ejections = 0
         self.ejected_until = 0
-        self.on_probation = False
 
-    def failed(self, now: Instant) -> None:
-        """A request failed in a way that speaks against the engine."""
-        if self.ejected_until > now:
-            return  # one incident: it was in flight when the engine was ejected
+    def failed(self, opened: Instant, now: Instant) -> bool:
+        """A request that it was given at `opened` failed in a way that speaks against it. Is it ejected for that?"""
+        if opened < self.ejected_until:
+            return False  # one incident: it was in flight when the engine was ejected
         self._failures += 1
-        if self.on_probation or self._failures >= self._config.failures_max:
-            span = min(self._config.ejection_most_ns, self._config.ejection_ns << min(self._ejections, 10))
-            self.ejected_until = now + span
-            self._ejections += 1
-            self._failures = 0
-            self.on_probation = False
+        if not self.ejected_until and self._failures < self._config.failures_max:
+            return False
+        span = min(self._config.ejection_most_ns, self._config.ejection_ns << min(self._ejections, 10))
+        self.ejected_until = now + span
+        self._ejections += 1
+        self._failures = 0
+        return True
 
     def gone(self) -> None:
         """Nobody is there. Whoever answers next is another process, and what this one did is not held against it; how
@@ -79,8 +71,3 @@ class Health:
         self.readiness = Readiness.DOWN
         self._failures = 0
         self.ejected_until = 0
-        self.on_probation = False
-
-    def undecided(self) -> None:
-        """The probation ended without a verdict (the client left): the next request decides."""
-        self.on_probation = False

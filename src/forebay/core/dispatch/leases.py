@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from forebay.core.dispatch.health import Health, HealthConfig
+from forebay.core.dispatch.health import Health, HealthConfig, Readiness
+from forebay.core.dispatch.others import Others
+from forebay.core.dispatch.pressure import MemoryPressure, PressureConfig
+from forebay.core.dispatch.ramp import Ramp, RampConfig
 from forebay.core.instant import Instant
 from forebay.core.limits.limit import Answer, Limit, View
-from forebay.core.model import Batch, Lease, Ticket, Usage
+from forebay.core.model import Batch, EngineSignal, Lease, Ticket, Usage
+
+DEFAULT_RAMP, DEFAULT_PRESSURE = RampConfig(), PressureConfig()
 
 
 class Engine:
@@ -25,25 +30,51 @@ class Engine:
         "_prefill_since",
         "_prefilled",
         "_prefilling_ns",
+        "_ramp",
         "_seen_at",
+        "_was_away",
+        "counts_prompts",
         "health",
         "in_flight",
         "limit",
         "name",
+        "others",
         "places",
         "prefill_tokens",
+        "pressure",
+        "restrained",
+        "shared",
         "tokens",
+        "tokens_each",
         "view_at",
     )
 
-    def __init__(self, name: str, limit: Limit, health: HealthConfig) -> None:
+    def __init__(
+        self,
+        name: str,
+        limit: Limit,
+        health: HealthConfig,
+        ramp: RampConfig = DEFAULT_RAMP,
+        pressure: PressureConfig = DEFAULT_PRESSURE,
+        *,
+        counts_prompts: bool = False,
+    ) -> None:
+        """`counts_prompts`: keep the tokens of prompts that are being prefilled, though its limit does not ask."""
         self.name = name
         self.limit = limit
         self.health = Health(health)
+        self.pressure = MemoryPressure(pressure)
+        self.others = Others()
+        self.shared = False  # do others send to it, as far as its metrics page says?
+        self.tokens_each = 0.0  # of a request, on average over the pool; kept only where engines are shared
+        self.restrained = False  # may it hold less than its limit?
+        self.counts_prompts = counts_prompts or limit.learns
+        self._ramp = Ramp(ramp)
+        self._was_away = False
         self.places = 0  # of the concurrency limit: leases, or batches
         self.in_flight = 0  # leases
         self.tokens = 0  # expected tokens of the leases
-        self.prefill_tokens = 0  # prompt tokens of streams whose first token is to come; kept for limits that learn
+        self.prefill_tokens = 0  # prompt tokens of streams whose first token is to come
         self.view_at: Instant = 0  # when the limit wants its next view; 0: not while nothing is in flight
         self._leases: dict[Lease, None] = {}
         self._seen_at: Instant = 0
@@ -55,9 +86,30 @@ class Engine:
         limit = self.limit
         if self.places >= limit.requests or not self.health.available(now):
             return False
+        if self.restrained and self.places >= self.window(now):
+            return False
         if not self.places:
             return True
         return self.tokens + tokens <= limit.tokens and self.prefill_tokens < limit.prefill_tokens
+
+    def window(self, now: Instant) -> int:
+        """Places that it may hold now: those of its limit, or fewer while it is restrained; never none."""
+        limit = self.limit.requests
+        if not self.restrained:
+            return limit
+        places = int(limit * self.pressure.factor)
+        if self._ramp.active:
+            places = min(places, self._ramp.places(limit, now, on_trial=self.health.ejected_until > 0))
+        self.restrained = self._ramp.active or self.pressure.factor < 1.0
+        return max(1, places)
+
+    def grows_at(self, now: Instant) -> Instant | None:
+        """When time alone gives it another place."""
+        return self._ramp.grows_at(self.limit.requests, now) if self.restrained else None
+
+    def load(self, now: Instant) -> float:
+        """Expected tokens that it holds: our own, and what is known of others'."""
+        return self.tokens + self.others.requests(now) * self.tokens_each if self.shared else self.tokens
 
     def open(self, ticket: Ticket, batch: Batch | None, now: Instant) -> Lease:
         """Give the ticket a lease. For a batch, the first one takes the place."""
@@ -68,8 +120,10 @@ class Engine:
             batch.open += 1
         self.in_flight += 1
         self.tokens += lease.tokens
-        if self.health.ejected_until:
-            self.health.dispatched()
+        if self.counts_prompts and ticket.request.stream:
+            if not self.prefill_tokens:
+                self._prefill_since = now
+            self.prefill_tokens += ticket.demand.input_tokens
         if self.limit.learns:
             self._watch(lease, now)
         return lease
@@ -77,6 +131,9 @@ class Engine:
     def close(self, lease: Lease, now: Instant) -> None:
         """End a lease, once."""
         assert lease.open, "dispatch: a lease was closed twice"
+        ticket = lease.ticket
+        if self.counts_prompts and ticket.request.stream and not ticket.first_token:
+            self._end_prefill(ticket, now)
         if self.limit.learns:
             self._unwatch(lease, now)
         lease.open = False
@@ -93,14 +150,62 @@ class Engine:
         """The first token of a stream came."""
         if lease.open and not lease.ticket.first_token:
             lease.ticket.first_token = now
-            if self.limit.learns and lease.ticket.request.stream:
+            if self.counts_prompts and lease.ticket.request.stream:
                 self._prefilled += lease.ticket.demand.input_tokens
                 self._end_prefill(lease.ticket, now)
+            if self.restrained:
+                self._ramp.answered()
 
     @property
     def leases(self) -> Iterable[Lease]:
         """The open ones, of an engine whose limit learns."""
         return self._leases
+
+    # ---- what is heard of it ---------------------------------------------------------------------------------
+
+    def succeeded(self) -> None:
+        """A request was answered as it should."""
+        self.health.succeeded()
+        if self.restrained:
+            self._ramp.answered()
+
+    def failed(self, lease: Lease, now: Instant) -> None:
+        """A request failed in a way that speaks against it."""
+        if self.health.failed(lease.opened, now):
+            self._ramp.ejected(self.health.ejected_until)
+            self.restrained = True
+
+    def came(self, now: Instant) -> bool:
+        """A probe found it up. Was it not, before?"""
+        if self.health.readiness is Readiness.UP:
+            return False
+        self.health.readiness = Readiness.UP
+        self.limit.restarted(now)
+        if self._was_away:
+            self._ramp.returned(self.limit.requests, now)
+            self.restrained = self._ramp.active or self.pressure.factor < 1.0
+        return True
+
+    def went(self, *, warming: bool) -> None:
+        """Nobody is there, or somebody who is not ready yet."""
+        self._was_away = True
+        self.others.forget()
+        if warming:
+            self.health.readiness = Readiness.WARMING
+        else:
+            self.health.gone()
+
+    def signalled(self, signal: EngineSignal, now: Instant) -> None:
+        """What it says of itself."""
+        if signal.running is not None:
+            self.others.read(signal.running + (signal.waiting or 0), self.in_flight, now)
+        self.limit.signalled(signal, self.in_flight, now)
+
+    def memory_read(self, share: float | None, now: Instant) -> None:
+        """So much of its GPUs' memory is used, 0 to 1; None: it is not known."""
+        self.pressure.read(share, now)
+        if self.pressure.factor < 1.0:
+            self.restrained = True
 
     # ---- for limits that learn -------------------------------------------------------------------------------
 
@@ -133,6 +238,7 @@ class Engine:
             self.prefill_tokens,
             self.tokens,
             self._peak_tokens(),
+            self.restrained,
         )
         self._seen_at = now
         self._in_flight_most = self.in_flight
@@ -143,10 +249,6 @@ class Engine:
 
     def _watch(self, lease: Lease, now: Instant) -> None:
         self._leases[lease] = None
-        if lease.ticket.request.stream:
-            if not self.prefill_tokens:
-                self._prefill_since = now
-            self.prefill_tokens += lease.ticket.demand.input_tokens
         if self.in_flight > self._in_flight_most:
             self._in_flight_most = self.in_flight
         if not self.view_at and self.limit.interval_ns:
@@ -156,9 +258,6 @@ class Engine:
     def _unwatch(self, lease: Lease, now: Instant) -> None:
         self._count(lease, now)
         del self._leases[lease]
-        ticket = lease.ticket
-        if ticket.request.stream and not ticket.first_token:
-            self._end_prefill(ticket, now)
         if not self._leases:
             self.view_at = self._prefilled = 0  # an idle engine asks for no timer; the next lease begins anew
 

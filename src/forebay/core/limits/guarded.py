@@ -137,7 +137,7 @@ class Guarded:
             self._shrink(max(fast.window(aim_ns), config.down_fast * min(limit, max(1, view.in_flight_most))))
         elif slow.gap_ns > aim_ns:
             self._shrink(max(slow.window(aim_ns), config.down_slow * limit))
-        elif self._may_grow(now) and (view.waiting or view.in_flight_most >= 0.9 * limit):
+        elif self._may_grow(now) and (view.in_flight_most >= 0.9 * limit or (view.waiting and not view.restrained)):
             self._limit = min(config.most, max(limit, min(slow.window(aim_ns), config.up_most * limit + 1.0)))
             self.requests = int(self._limit)
 

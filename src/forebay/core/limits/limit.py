@@ -49,6 +49,7 @@ class View(NamedTuple):
     prefilling: int  # prompt tokens whose first token is still to come
     expected_tokens: int  # prompts and expected outputs of the leases, summed
     peak_tokens: int  # most of these that are in the engine's memory at one time, as expected
+    restrained: bool = False  # may it hold less than the limit for another reason?
 
 
 class Limit(Protocol):
