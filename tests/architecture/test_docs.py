@@ -10,6 +10,7 @@ import pytest
 from forebay.cli import COMMANDS
 from forebay.config.render import tables
 from forebay.core import batching, limits
+from forebay.core.dispatch import balance
 from forebay.ingress.http.routes import EXACT
 from forebay.ingress.status import TABLE
 
@@ -101,6 +102,7 @@ def test_every_policy_of_a_room_has_its_page() -> None:
     pages = {page.stem for page in POLICIES}
     assert {f"batching-{kind}" for kind in batching.POLICIES} <= pages
     assert {f"limit-{kind}" for kind in limits.POLICIES} <= pages
+    assert {f"balance-{kind}" for kind in balance.POLICIES} <= pages
 
 
 @pytest.mark.parametrize("page", ADRS, ids=name)

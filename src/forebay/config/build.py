@@ -18,6 +18,9 @@ from forebay.core.admission.retry_after import RetryConfig
 from forebay.core.batching import BatchingConfig
 from forebay.core.batching.dynamic import DynamicConfig
 from forebay.core.batching.passthrough import PassThroughConfig
+from forebay.core.dispatch.balance import AffinityConfig, BalanceConfig, LeastConfig, P2cConfig, RandomConfig
+from forebay.core.dispatch.pressure import PressureConfig
+from forebay.core.dispatch.ramp import RampConfig
 from forebay.core.instant import MILLISECOND, SECOND
 from forebay.core.limits import LimitConfig
 from forebay.core.limits.aimd import AimdConfig
@@ -187,6 +190,9 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
         retry=RetryConfig(probe_interval_ns=int(engine.probe.interval_s * SECOND)),
         batching=_batching(engine.batching or config.batching),
         limit=_limit(config, concurrency, limit_kind(config, engine)),
+        ramp=RampConfig(span_ns=int(engine.slow_start_s * SECOND)),
+        pressure=PressureConfig(high=config.gpu.memory_high),
+        balance=_balance(engine),
         fair=FairShareConfig() if config.admission.fair_share else None,
         ttft_ns=int(config.slo.ttft_ms * MILLISECOND),
         order=OrderConfig(adaptive=queue.order == "adaptive"),
@@ -252,6 +258,14 @@ def _limit(config: Config, concurrency: schema.Concurrency, kind: str) -> LimitC
     if kind == "gradient2":
         return Gradient2Config(initial=initial, least=least, most=most, tokens=tokens, signal=concurrency.signal)
     return EnvoyConfig(least=least, most=most, tokens=tokens, signal=concurrency.signal)
+
+
+def _balance(engine: schema.Engine) -> BalanceConfig:
+    if engine.balance == "affinity":
+        return AffinityConfig(prefix_bytes=engine.prefix_bytes)
+    if engine.balance == "p2c":
+        return P2cConfig()
+    return RandomConfig() if engine.balance == "random" else LeastConfig()
 
 
 def _batching(batching: schema.Batching) -> BatchingConfig:

@@ -40,6 +40,7 @@ def problems(config: Config) -> Iterator[Problem]:
     yield from _engines(config)
     yield from _routes(config)
     yield from _keys(config)
+    yield from _gpu(config)
 
 
 def warnings(config: Config) -> Iterator[Problem]:
@@ -54,6 +55,8 @@ def warnings(config: Config) -> Iterator[Problem]:
                 "list its URLs under that engine, or name other models",
             )
         taken.update(engine.models)
+    if config.gpu.source != "none" and not any(engine.gpus for engine in config.engines):
+        yield Problem(("gpu", "source"), "changes nothing: no engine names its GPUs", "give [[engines]] gpus")
     if not config.keys.anonymous and not config.keys.static:
         yield Problem(("keys", "anonymous"), "nobody may call: no keys are given", "add [[keys.static]] entries")
 
@@ -174,6 +177,25 @@ def _engines(config: Config) -> Iterator[Problem]:
         yield from _urls(engine, path)
         if engine.api_key is not None and engine.forward_key:
             yield Problem((*path, "forward_key"), "is true beside an api_key", "an engine takes one credential: choose")
+
+
+def _gpu(config: Config) -> Iterator[Problem]:
+    gpu = config.gpu
+    if gpu.source == "dcgm" and not gpu.urls:
+        yield Problem(("gpu", "urls"), "is empty", "give the exporter's page, such as http://127.0.0.1:9400/metrics")
+    for number, url in enumerate(gpu.urls):
+        reason = _url_fault(url)
+        if reason:
+            shown = "a URL" if "@" in url else f'"{url}"'
+            yield Problem(("gpu", "urls", number), f"{shown} {reason}", "write it like http://HOST:PORT/metrics")
+    for number, engine in enumerate(config.engines):
+        urls = max(1, len(engine.urls))
+        if engine.gpus and len(engine.gpus) != urls:
+            yield Problem(
+                ("engines", number, "gpus"),
+                f"names the GPUs of {len(engine.gpus)} URLs, there are {urls}",
+                "give one list for each URL, in their order",
+            )
 
 
 def _urls(engine: Engine, path: Path) -> Iterator[Problem]:

@@ -13,7 +13,8 @@ from forebay.config.secret import Secret
 LIVE = frozenset({"slo", "admission", "queue", "limits", "classes", "teams", "keys", "responses"})
 """Sections that a reload swaps whole."""
 
-LIVE_OF_AN_ENGINE = frozenset({"limit", "least", "most", "tokens", "kv_tokens", "signal"})
+LIVE_OF_AN_ENGINE = frozenset({"balance", "prefix_bytes", "slow_start_s"})
+LIVE_OF_CONCURRENCY = frozenset({"limit", "least", "most", "tokens", "kv_tokens", "signal"})
 """Of [[engines]] concurrency; its kind is built into what is counted of the engine."""
 
 
@@ -43,7 +44,13 @@ def _differences(old: Any, new: Any, path: tuple[str, ...]) -> Iterator[tuple[st
 def _is_live(path: tuple[str, ...]) -> bool:
     if path[0] in LIVE:
         return path[:2] != ("keys", "store")
-    return path[0] == "engines" and path[2:3] == ("concurrency",) and path[3:4] != () and path[3] in LIVE_OF_AN_ENGINE
+    if path[0] == "gpu":
+        return path[1:2] == ("memory_high",)
+    if path[0] != "engines":
+        return False
+    if path[2:3] == ("concurrency",):
+        return path[3:4] != () and path[3] in LIVE_OF_CONCURRENCY
+    return path[2:3] != () and path[2] in LIVE_OF_AN_ENGINE
 
 
 def _spelt(path: tuple[str, ...]) -> str:

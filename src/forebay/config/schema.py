@@ -440,15 +440,46 @@ class Engine(Section, frozen=True):
     ] = None
     forward_key: Annotated[bool, Meta(description="Send the caller's credential on, when api_key is unset.")] = False
     concurrency: Annotated[Concurrency, Meta(description="Most that may be in flight.")] = Concurrency()
+    balance: Annotated[
+        Literal["least", "p2c", "affinity", "random"],
+        Meta(
+            description="Which of its URLs gets a request. least: the one with the least outstanding work. p2c: the "
+            "better of two drawn by chance, for many gateways on the same engines. affinity: the one that has the "
+            "beginning of the prompt in its cache, while it is not much busier. random: to compare with."
+        ),
+    ] = "least"
+    prefix_bytes: Annotated[
+        Annotated[int, Meta(ge=64, le=65_536)],
+        Meta(description="How much of a body counts as the beginning (affinity); shorter bodies have none."),
+    ] = 1024
+    slow_start_s: Annotated[
+        Annotated[float, Meta(ge=0, le=DAY_S)],
+        Meta(
+            description="An engine that was away has its whole limit again after this long, in seconds, or as soon as "
+            "enough of its answers have begun; 0: at once."
+        ),
+    ] = 10
     timeouts: Annotated[Timeouts, Meta(description="Bounds on its silence.")] = Timeouts()
     probe: Annotated[Probe, Meta(description="Readiness.")] = Probe()
     metrics_path: Annotated[
         Annotated[str, Meta(pattern=r"^(/[!-~]*)?$")],
         Meta(
-            description="Where the engine tells Prometheus of itself (vLLM, SGLang, TensorRT-LLM): a guarded limit "
-            "reads the size of its cache, preemptions and its own queue there. Empty: it is not read."
+            description="Where the engine tells Prometheus of itself (vLLM, SGLang, TensorRT-LLM, Triton): a guarded "
+            "limit reads the size of its cache, preemptions and its own queue there, and several URLs are compared by "
+            "what others have sent to them. Empty: it is not read."
         ),
     ] = "/metrics"
+    metrics_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65_535)] | None,
+        Meta(description="Port of that page. Unset: the engine's own.", examples=[8002]),
+    ] = None
+    gpus: Annotated[
+        tuple[tuple[Text, ...], ...],
+        Meta(
+            description="For each URL, the GPUs that it runs on, by index or UUID; [gpu] says where they are read.",
+            examples=[[["0", "1"]]],
+        ),
+    ] = ()
     tls: Annotated[EngineTls, Meta(description="For https URLs.")] = EngineTls()
     batching: Annotated[Batching | None, Meta(description="Its own batching. Unset: the gateway's.")] = None
 
@@ -516,6 +547,31 @@ class Estimate(Section, frozen=True):
     message_overhead_tokens: Annotated[Amount, Meta(description="Tokens of a chat template around the text.")] = 8
 
 
+class Gpu(Section, frozen=True):
+    """The memory of the engines' GPUs: an engine on a full one is given less. Their utilisation is shown only.
+
+    Engines that take their memory at the start (vLLM: `--gpu-memory-utilization`) are always as full as they were told
+    to be: set `memory_high` above that.
+    """
+
+    source: Annotated[
+        Literal["none", "nvml", "dcgm"],
+        Meta(
+            description="nvml: the GPUs of this machine (needs `pip install 'forebay[gpu]'` and NVIDIA's driver). "
+            "dcgm: NVIDIA's DCGM exporter, here or elsewhere."
+        ),
+    ] = "none"
+    urls: Annotated[
+        tuple[Text, ...],
+        Meta(description="Pages of the DCGM exporters (dcgm).", examples=[["http://127.0.0.1:9400/metrics"]]),
+    ] = ()
+    memory_high: Annotated[
+        Annotated[float, Meta(gt=0, le=1)],
+        Meta(description="Used share of a GPU's memory from which on its engine's window is lowered."),
+    ] = 0.97
+    interval_s: Annotated[Seconds, Meta(description="Between two readings, in seconds.")] = 1
+
+
 class Telemetry(Section, frozen=True):
     """What is written down."""
 
@@ -571,10 +627,10 @@ class Config(Section, frozen=True):
     grpc: dict[str, Any] | None = None
     tuner: dict[str, Any] | None = None
     shared: dict[str, Any] | None = None
-    gpu: dict[str, Any] | None = None
+    gpu: Gpu = Gpu()
 
 
-LATER = (("grpc",), ("tuner",), ("shared",), ("gpu",), ("keys", "store"))
+LATER = (("grpc",), ("tuner",), ("shared",), ("keys", "store"))
 """Accepted, so that a file written for a later version stays valid; without effect, which is said as a warning."""
 
 ROUTE_NAMES = frozenset({

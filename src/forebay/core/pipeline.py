@@ -78,6 +78,8 @@ class Pipeline:
         self.learning = tuple((pool, engine) for pool in self.pools for engine in pool.learning)
         self.queued = 0
         self._in_flight = 0
+        self.asks_prefixes = False
+        self._look_at_balancers()
 
     # ---- what a driver may ask -------------------------------------------------------------------------------
 
@@ -219,6 +221,7 @@ class Pipeline:
         for pool, wanted in zip(self.pools, config.pools, strict=True):
             pool.reconfigure(wanted)
             self._pump(pool, now, effects)
+        self._look_at_balancers()
         return effects
 
     def budget(self, key: str) -> KeyBudget:
@@ -305,6 +308,10 @@ class Pipeline:
         return refusal or verdicts.wait_verdict(pool, request, demand, mode, now)
 
     # ---- the changes -----------------------------------------------------------------------------------------
+
+    def _look_at_balancers(self) -> None:
+        """Does any of them want to know how a prompt begins?"""
+        self.asks_prefixes = any(pool.balancer.prefix_bytes for pool in self.pools)
 
     def _pool(self, request: Request) -> Pool:
         pool = self._by_model.get(request.model) or self._by_model.get("*")

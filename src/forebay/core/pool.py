@@ -112,6 +112,10 @@ class Pool:
             self._fair, self.shares = {}, config.fair is not None
         if config.floors != old.floors:
             self.floor = FloorShare(dict(config.floors)) if config.floors else None
+        if config.balance != old.balance:
+            self.balancer = build_balancer(config.balance, self._chance)
+        for engine in self.engines:
+            engine.reconfigure(config.ramp, config.pressure)
         if config.limit != old.limit:
             for engine in self.engines:
                 engine.limit = build_limit(started_at(config.limit, engine.limit.requests), self._chance)

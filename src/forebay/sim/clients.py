@@ -130,6 +130,8 @@ class Callers:
         )
         request.priority, request.priority_class, request.mode = entry.priority, entry.priority_class, entry.mode
         request.weight, request.hold_back = entry.weight, entry.hold_back
+        if call.session:
+            request.prefix = crc32(call.session.encode()) << 32 | 1  # its turns begin alike
         if isinstance(self._policy, SdkRetry):
             request.obeys_ns = int(self._policy.honoured_up_to_s * SECOND)  # its name tells the gateway
         return request

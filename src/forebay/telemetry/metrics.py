@@ -280,6 +280,8 @@ _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineSnapshot], float]], ...] =
     ("forebay_in_flight", "Leases open now.", lambda e: e.in_flight),
     ("forebay_tokens_in_flight", "Expected tokens of the open leases.", lambda e: e.tokens_in_flight),
     ("forebay_concurrency_limit", "Most that may be in flight.", lambda e: e.concurrency_limit),
+    ("forebay_concurrency_window", "Of that, as much as may be used now.", lambda e: e.window),
+    ("forebay_others_in_flight", "Requests that reached it past this gateway, as it says.", lambda e: e.others),
     (
         "forebay_saturation",
         "Used share of the concurrency limit; may exceed 1.",

@@ -39,6 +39,8 @@ def config(text: str) -> Config:
         ),
         ("limit = 64", "limit = 8, most = 32, kv_tokens = 1000"),
         ("priority = 1", "priority = 9\n[classes.silver]"),
+        ("[classes.gold]", 'balance = "affinity"\nprefix_bytes = 512\nslow_start_s = 0\n[classes.gold]'),
+        ("[slo]", "[gpu]\nmemory_high = 0.9\n[slo]"),
         ('"s1"', '"s2"'),
         ("requests_per_minute = 5 }", 'requests_per_minute = 9 }\n[[keys.static]]\nid = "l"\nsecret = "s3"'),
         ("[slo]", "[responses]\noverload_status = 529\n[slo]"),
@@ -55,6 +57,8 @@ def test_policy_may_change(old: str, new: str) -> None:
         ("8000", "8001", "[engines] 0.urls.0"),
         ('"guarded"', '"fixed"', "[engines] 0.concurrency.kind"),
         ("[slo]", '[telemetry]\nlog_level = "debug"\n[slo]', "[telemetry] log_level"),
+        ("[slo]", '[gpu]\nsource = "nvml"\n[slo]', "[gpu] source"),
+        ("[classes.gold]", "metrics_port = 8002\n[classes.gold]", "[engines] 0.metrics_port"),
         ("[slo]", "[estimate]\noutput_tokens_default = 9\n[slo]", "[estimate] output_tokens_default"),
     ],
 )

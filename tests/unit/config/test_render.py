@@ -74,12 +74,12 @@ def test_a_page_without_markers_is_refused() -> None:
 
 def test_check_prints_figures_and_warnings(tmp_path: Path) -> None:
     file = tmp_path / "f.toml"
-    file.write_text('[[engines]]\nname = "e"\nurls = ["http://a", "http://b"]\n[gpu]\n')
+    file.write_text('[[engines]]\nname = "e"\nurls = ["http://a", "http://b"]\n[shared]\n')
     result = CliRunner().invoke(command, ["check", str(file)])
     assert result.exit_code == 0
     assert result.stdout.startswith("OK\n  mode = hybrid\n")
     assert "engine e (openai): 2 instance(s), 32 in flight at first (guarded), models *" in result.stdout
-    assert f"warning: {file}:4: [gpu]: is accepted" in result.stderr
+    assert f"warning: {file}:4: [shared]: is accepted" in result.stderr
     answer = json.loads(CliRunner().invoke(command, ["check", str(file), "--json"]).stdout)
     assert answer["ok"] is True
     assert answer["derived"]["wait_budget_ms"] == 50

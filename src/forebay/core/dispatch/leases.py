@@ -81,6 +81,10 @@ class Engine:
         self._in_flight_most = self._decoding_ns = self._generated = self._prefilled = self._prefilling_ns = 0
         self._prefill_since: Instant = 0  # when the first of the prompts that are being prefilled came
 
+    def reconfigure(self, ramp: RampConfig, pressure: PressureConfig) -> None:
+        """Take other settings; what is under way goes on by them."""
+        self._ramp.config, self.pressure.config = ramp, pressure
+
     def has_room(self, tokens: int, now: Instant) -> bool:
         """May it take this much more? An idle engine takes any single request, however large."""
         limit = self.limit

@@ -27,17 +27,17 @@ class PressureConfig:
 class MemoryPressure:
     """The share of its window that one engine may use: `factor`, from `least` to 1."""
 
-    __slots__ = ("_at", "_config", "_cut_at", "factor")
+    __slots__ = ("_at", "_cut_at", "config", "factor")
 
     def __init__(self, config: PressureConfig) -> None:
-        self._config = config
+        self.config = config
         self.factor = 1.0
         self._at: Instant = 0
         self._cut_at: Instant = -config.step_ns
 
     def read(self, share: float | None, now: Instant) -> None:
         """So much of the device's memory is used, 0 to 1; None: it is not known."""
-        config = self._config
+        config = self.config
         elapsed_ns, self._at = min(config.step_ns, now - self._at), now
         if share is not None and share >= config.high:
             if now - self._cut_at >= config.step_ns:

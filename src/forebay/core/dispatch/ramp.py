@@ -26,23 +26,23 @@ class RampConfig:
 class Ramp:
     """The way back of one engine. It begins at rest: an engine that was never away has its whole limit."""
 
-    __slots__ = ("_answers", "_config", "_since", "_start", "active")
+    __slots__ = ("_answers", "_since", "_start", "active", "config")
 
     def __init__(self, config: RampConfig) -> None:
-        self._config = config
+        self.config = config
         self.active = False
         self._start = self._answers = 0
         self._since: Instant = 0
 
     def returned(self, limit: int, now: Instant) -> None:
         """It is there again after it was away; `limit` is how much it may hold in the end."""
-        self.active = self._config.span_ns > 0
-        self._start, self._answers, self._since = max(self._config.least, int(self._config.share * limit)), 0, now
+        self.active = self.config.span_ns > 0
+        self._start, self._answers, self._since = max(self.config.least, int(self.config.share * limit)), 0, now
 
     def ejected(self, until: Instant) -> None:
         """It failed, and is on trial from `until` on."""
         self.active = True
-        self._start, self._answers, self._since = self._config.trial, 0, until
+        self._start, self._answers, self._since = self.config.trial, 0, until
 
     def answered(self) -> None:
         """An answer began, or is whole."""
@@ -50,7 +50,7 @@ class Ramp:
 
     def places(self, limit: int, now: Instant, *, on_trial: bool) -> int:
         """How many of its limit's places it may use; the ramp ends when that is all of them."""
-        span_ns, places = self._config.span_ns, self._start + self._answers
+        span_ns, places = self.config.span_ns, self._start + self._answers
         if on_trial:
             self._since = now  # time says nothing about an engine that is let do nothing
         elif span_ns:
@@ -62,8 +62,8 @@ class Ramp:
 
     def grows_at(self, limit: int, now: Instant) -> Instant | None:
         """When time alone makes room for one more; None while it does not."""
-        rest, span_ns = limit - self._start, self._config.span_ns
-        if not self.active or rest <= 0 or now < self._since:
+        rest, span_ns = limit - self._start, self.config.span_ns
+        if not self.active or rest <= 0 or not span_ns or now < self._since:
             return None
         steps = rest * (now - self._since) // span_ns + 1
         return self._since + -(-steps * span_ns // rest)

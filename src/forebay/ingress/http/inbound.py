@@ -35,6 +35,7 @@ from forebay.ingress.http.headers import (
     USER_AGENT,
 )  # fmt: skip
 from forebay.ingress.http.peek import BadRequest, Peek, peek, with_usage
+from forebay.ingress.http.prefix import prefix_of
 from forebay.ingress.http.relay import Relay
 from forebay.ingress.http.routes import Dialect, Route, kserve_model
 from forebay.ingress.http.site import Site
@@ -369,7 +370,10 @@ class Inbound:
         self.strips_usage = seen.stream and route.usage_events and not seen.include_usage
         model = self.model = seen.model or (kserve_model(self.path) if route.dialect is Dialect.KSERVE else "")
         if self._may_use(model):
-            self.site.gateway.offer(self._request(route, seen, len(body), model))
+            request = self._request(route, seen, len(body), model)
+            if pipeline.asks_prefixes:
+                request.prefix = prefix_of(pipeline, model, body)
+            self.site.gateway.offer(request)
         else:
             self.answer()
 
