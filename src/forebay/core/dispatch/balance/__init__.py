@@ -9,6 +9,21 @@ from forebay.core.dispatch.balance.p2c import P2c, P2cConfig
 from forebay.core.dispatch.balance.random import Random, RandomConfig
 from forebay.core.instant import Chance
 
+__all__ = [
+    "POLICIES",
+    "Affinity",
+    "AffinityConfig",
+    "BalanceConfig",
+    "Balancer",
+    "Least",
+    "LeastConfig",
+    "P2c",
+    "P2cConfig",
+    "Random",
+    "RandomConfig",
+    "build",
+]
+
 BalanceConfig = LeastConfig | P2cConfig | AffinityConfig | RandomConfig
 
 POLICIES: dict[str, type[Least | P2c | Affinity | Random]] = {
