@@ -19,6 +19,7 @@ from typing import TypeVar
 from forebay.config import schema
 from forebay.config.build import anonymous_entry, engine_names, key_table, limit_kind, pipeline_config
 from forebay.config.load import Loaded
+from forebay.config.ports import Tls
 from forebay.config.reload import needs_restart
 from forebay.config.schema import Config
 from forebay.config.summary import derived
@@ -440,7 +441,7 @@ def _client_tls(entry: schema.Engine) -> ssl.SSLContext:
     return context
 
 
-def _server_tls(tls: schema.Tls) -> ssl.SSLContext | None:
+def _server_tls(tls: Tls) -> ssl.SSLContext | None:
     if tls.certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -18,8 +18,9 @@ import msgspec
 from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo, fields
 
+from forebay.config.fields import NAME_RULE, Section
 from forebay.config.lines import Path
-from forebay.config.schema import NAME_RULE, Config, Section
+from forebay.config.schema import Config
 from forebay.config.secret import Secret, resolve
 
 S = TypeVar("S", bound=Section)

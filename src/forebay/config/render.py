@@ -18,8 +18,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from msgspec import NODEFAULT, Meta
 from msgspec.structs import FieldInfo, fields
 
+from forebay.config.fields import Section
 from forebay.config.read import bare, is_section, walk
-from forebay.config.schema import LATER, Config, Section
+from forebay.config.schema import LATER, Config
 from forebay.config.secret import Secret
 
 BEGIN = "<!-- generated: begin -->"
