@@ -45,6 +45,7 @@ from forebay.telemetry.log import AccessLog
 from forebay.telemetry.metrics import Metrics, Sources, registry
 from forebay.telemetry.recent import Recent
 from forebay.telemetry.recorder import Recorder, open_record
+from forebay.telemetry.tuning import tuners
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +190,14 @@ class App:
             "engines_away": away,
             "degraded": [trouble for writer in self._writers if (trouble := writer.degraded) is not None],
             "effective": derived(self.config),
+            "depth": {pool.name: pool.tuner for pool in snapshot.pools},
         }
+
+    def tuners(self, frozen: bool | None = None) -> dict[str, object]:
+        """For /api/v1/tuner: what the depth tuners found; with True or False they are frozen first, or go on."""
+        if frozen is not None:
+            self.pipeline.freeze_tuners(frozen)
+        return tuners(self.pipeline, self.gateway.clock())
 
     def ready(self) -> bool:
         """Would a request be admitted now, were there room?"""
@@ -385,6 +393,7 @@ class App:
             status=self.status,
             reload=self.reload,
             explain=self.explain,
+            tuners=self.tuners,
             registry=registry(self.metrics),
             token=admin.token.value if admin.token is not None else None,
         )

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.cli import COMMANDS
 from forebay.config.render import tables
-from forebay.core import batching, limits
+from forebay.core import batching, limits, tuning
 from forebay.core.dispatch import balance
 from forebay.ingress.http.routes import EXACT
 from forebay.ingress.status import TABLE
@@ -103,6 +103,7 @@ def test_every_policy_of_a_room_has_its_page() -> None:
     assert {f"batching-{kind}" for kind in batching.POLICIES} <= pages
     assert {f"limit-{kind}" for kind in limits.POLICIES} <= pages
     assert {f"balance-{kind}" for kind in balance.POLICIES} <= pages
+    assert {f"depth-{kind}" for kind in tuning.POLICIES} <= pages
 
 
 @pytest.mark.parametrize("page", ADRS, ids=name)

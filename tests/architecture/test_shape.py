@@ -115,10 +115,10 @@ def test_names_hide_nothing() -> None:
 
 def test_policies_are_one_file_each_and_listed() -> None:
     """A policy is a class with a config of its own kind, in the room's POLICIES; nothing registers itself."""
-    from forebay.core import batching, limits
+    from forebay.core import batching, limits, tuning
     from forebay.core.dispatch import balance
 
-    for room in (batching, limits, balance):
+    for room in (batching, limits, balance, tuning):
         for kind, policy in room.POLICIES.items():
             module = policy.__module__.rsplit(".", 1)[-1]
             assert module == kind, f"{kind} lives in {module}.py"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forebay.core import batching, limits
+from forebay.core import batching, limits, tuning
 from forebay.core.batching import DynamicConfig, PassThroughConfig
 from forebay.core.dispatch import balance
 from forebay.core.dispatch.balance import AffinityConfig, LeastConfig, P2cConfig, RandomConfig
@@ -18,7 +18,10 @@ from forebay.core.limits.fixed import FixedConfig
 from forebay.core.limits.gradient2 import Gradient2Config
 from forebay.core.limits.guarded import GuardedConfig
 from forebay.core.limits.vegas import VegasConfig
-from forebay.testing import check_balancer, check_batching, check_limit
+from forebay.core.tuning.derived import DerivedConfig
+from forebay.core.tuning.fixed import FixedConfig as FixedDepthConfig
+from forebay.core.tuning.stepwise import StepwiseConfig
+from forebay.testing import check_balancer, check_batching, check_limit, check_tuner
 
 BATCHING: dict[str, list[Any]] = {
     "passthrough": [PassThroughConfig()],
@@ -43,12 +46,18 @@ BALANCE: dict[str, list[Any]] = {
     "affinity": [AffinityConfig(), AffinityConfig(bound=0.0), AffinityConfig(detour=0.0), AffinityConfig(bound=1e9)],
     "random": [RandomConfig()],
 }
+TUNERS: dict[str, list[Any]] = {
+    "fixed": [FixedDepthConfig()],
+    "stepwise": [StepwiseConfig(), StepwiseConfig(least=0, most=1)],
+    "derived": [DerivedConfig(), DerivedConfig(least=0, most=0), DerivedConfig(wait_ns=1), DerivedConfig(near=0.0)],
+}
 
 
 def test_every_policy_is_checked() -> None:
     assert set(BATCHING) == set(batching.POLICIES)
     assert set(LIMITS) == set(limits.POLICIES)
     assert set(BALANCE) == set(balance.POLICIES)
+    assert set(TUNERS) == set(tuning.POLICIES)
 
 
 @pytest.mark.parametrize(("kind", "config"), [(kind, config) for kind, many in BATCHING.items() for config in many])
@@ -72,3 +81,11 @@ def test_balance(kind: str, config: Any) -> None:
     assert type(balance.build(config, Random(1))) is balance.POLICIES[kind]
     assert config.kind == kind
     check_balancer(lambda seed: balance.build(config, Random(seed)))
+
+
+@pytest.mark.parametrize(("kind", "config"), [(kind, config) for kind, many in TUNERS.items() for config in many])
+def test_tuners(kind: str, config: Any) -> None:
+    tuner = tuning.build(config)
+    assert type(tuner) is tuning.POLICIES[kind]
+    assert config.kind == tuner.kind == kind
+    check_tuner(tuner)

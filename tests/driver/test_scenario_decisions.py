@@ -31,6 +31,8 @@ mode = "{mode}"
 wait_budget_ms = 120
 [queue]
 deadline_s = 1.5
+[tuner]
+{tuner}
 [[engines]]
 name = "llama"
 urls = ["http://127.0.0.1:1"]
@@ -61,12 +63,12 @@ FAULTS = (
 OVER = 3600 * SECOND
 
 
-def scenario(mode: str, seed: int, window: str = "fixed", **fields: object) -> Scenario:
+def scenario(mode: str, seed: int, window: str = "fixed", tuner: str = "", **fields: object) -> Scenario:
     """Twenty seconds of the Azure conversation trace, eight times as fast, on three engines."""
     return Scenario(
         name="azure",
         policy=mode,
-        config=CONFIG.format(mode=mode, window=window),
+        config=CONFIG.format(mode=mode, window=window, tuner=tuner),
         engines=EngineSpec(profile="a100-80g/llama-3.1-8b/bf16/tp1/vllm", count=3, faults=FAULTS),
         workload=WorkloadSpec(trace="azure_llm_2023_conv", start_s=900, speed=8.0, duration_s=20.0, keys=5),
         clients=ClientSpec(retry="sdk", patience_s=4.0, deadline_ms=9000, max_tokens="power-of-two"),
@@ -170,7 +172,20 @@ def test_with_a_window_that_is_learned_too(window: str) -> None:
     _compare(scenario("hybrid", 3, window))
 
 
-def _compare(of: Scenario) -> None:
+@pytest.mark.parametrize(
+    "tuner", ['interval_s = 1\nshadow = "stepwise"', 'kind = "stepwise"\ninterval_s = 2\nleast = 1\nshadow = "derived"']
+)
+def test_with_a_depth_that_is_tuned_too(tuner: str) -> None:
+    ours, theirs = (pipeline.pools[0].tuning for pipeline in _compare(scenario("hybrid", 4, tuner=tuner)))
+    assert ours.shadow is not None
+    assert theirs.shadow is not None
+    assert ours.acting.looks > 5
+    assert ours.acting.changes + ours.shadow.changes > 0
+    assert (ours.acting.log, ours.shadow.log) == (theirs.acting.log, theirs.shadow.log)
+
+
+def _compare(of: Scenario) -> tuple[Pipeline, Pipeline]:
+    """Run it live and simulated; the first pipeline of each."""
     ours: list[str] = []
     parts = live(of, ours)
     theirs: list[str] = []
@@ -180,6 +195,7 @@ def _compare(of: Scenario) -> None:
         assert one == other, f"decision {number} differs: live {one!r}, simulated {other!r}"
     assert len(ours) == len(theirs)
     assert _rows(parts) == _rows(simulation.parts)
+    return parts.callers.fronts[0].driver.pipeline, simulation.pipelines[0]
 
 
 def _rows(parts: Parts) -> list[RequestRecord]:

@@ -31,6 +31,9 @@ from forebay.core.outcome import EvictReason, FailReason, Outcome, ShedReason
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.quota.terms import KeyLimits, KeyTerms
+from forebay.core.tuning.depth import TuningConfig
+from forebay.core.tuning.derived import DerivedConfig
+from forebay.core.tuning.stepwise import StepwiseConfig
 from forebay.testing import check_empty, check_invariants
 
 CHAT = PoolConfig(
@@ -42,6 +45,10 @@ CHAT = PoolConfig(
     hold_ns=5 * SECOND,
     health=HealthConfig(failures_max=1),
     fair=FairShareConfig(reserve_from=4),
+    tuning=TuningConfig(
+        DerivedConfig(least=1, most=9, interval_ns=200 * MILLISECOND, releases_min=1, releases_enough=2, busy=0.1),
+        StepwiseConfig(least=1, interval_ns=500 * MILLISECOND, answers_min=1),
+    ),
 )
 EMBED = PoolConfig(
     name="embed",

@@ -154,8 +154,8 @@ LATER: dict[str, Addition] = {
         "when some callers matter more than others",
     ),
     "tuner": Addition(
-        ("tuner",),
-        "a depth and wait budget that are tuned by what they gain",
+        ("tuner", "kind"),
+        "a queue depth that is found while it runs, in shadow beside the one that you set, or instead of it",
         "when the mix of requests changes during the day; until then the wait budget bounds whatever queues",
     ),
     "credits": Addition(

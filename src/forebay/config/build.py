@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import msgspec
 
 from forebay.config import schema
-from forebay.config.schema import ANONYMOUS, Config, wait_budget_ms
+from forebay.config.schema import ANONYMOUS, Config, depth_limit, tuner_kind, wait_budget_ms
 from forebay.core.admission.depth import DepthConfig
 from forebay.core.admission.estimate import EstimateConfig
 from forebay.core.admission.fair_share import FairShareConfig
@@ -34,6 +34,11 @@ from forebay.core.pipeline import PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.queueing.ordering import OrderConfig
 from forebay.core.quota.terms import KeyLimits, KeyTerms
+from forebay.core.tuning import TunerConfig
+from forebay.core.tuning.depth import TuningConfig
+from forebay.core.tuning.derived import DerivedConfig
+from forebay.core.tuning.fixed import FixedConfig as FixedDepthConfig
+from forebay.core.tuning.stepwise import StepwiseConfig
 
 UNBOUNDED = 1 << 62
 FIXED_LIMIT, INITIAL_LIMIT = 64, 16  # requests in flight on one engine, where nothing else is said
@@ -170,6 +175,7 @@ def key_limits(limits: schema.ModelLimits) -> KeyLimits:
 
 def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
     queue = config.queue
+    budgets = [wait_budget_ms(config), *(wait_budget_ms(config, group.ttft_ms) for group in config.classes.values())]
     concurrency = engine.concurrency
     return PoolConfig(
         name=engine.name,
@@ -178,10 +184,17 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
         mode=config.admission.mode,
         hold_ns=int(queue.deadline_s * SECOND),
         depth=DepthConfig(
-            depth_limit=queue.depth_limit,
+            depth_limit=depth_limit(config),
             held_limit=queue.held_limit,
             tokens_limit=queue.tokens_limit,
             bytes_limit=queue.bytes_limit,
+        ),
+        tuning=TuningConfig(
+            tuner=_tuner(config, tuner_kind(config)),
+            shadow=None if config.tuner.shadow is None else _tuner(config, config.tuner.shadow),
+            frozen=config.tuner.frozen,
+            kept=config.tuner.log,
+            wait_budget_ns=int(max(budgets) * MILLISECOND),
         ),
         forecast=ForecastConfig(
             wait_budget_ns=int(wait_budget_ms(config) * MILLISECOND),
@@ -197,6 +210,21 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
         ttft_ns=int(config.slo.ttft_ms * MILLISECOND),
         order=OrderConfig(adaptive=queue.order == "adaptive"),
         floors=_floors(config),
+    )
+
+
+def _tuner(config: Config, kind: Literal["derived", "stepwise", "fixed"]) -> TunerConfig:
+    tuner = config.tuner
+    if kind == "fixed":
+        return FixedDepthConfig()
+    made: StepwiseConfig | DerivedConfig = StepwiseConfig() if kind == "stepwise" else DerivedConfig()
+    if isinstance(made, DerivedConfig) and tuner.wait_ms is not None:
+        made = replace(made, wait_ns=int(tuner.wait_ms * MILLISECOND))
+    return replace(
+        made,
+        least=tuner.least,
+        most=made.most if tuner.most is None else tuner.most,
+        interval_ns=made.interval_ns if tuner.interval_s is None else int(tuner.interval_s * SECOND),
     )
 
 

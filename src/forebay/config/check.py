@@ -37,6 +37,7 @@ def problems(config: Config) -> Iterator[Problem]:
     yield from _tls(config)
     yield from _sizes(config)
     yield from _waits(config)
+    yield from _tuner(config)
     yield from _engines(config)
     yield from _routes(config)
     yield from _keys(config)
@@ -147,6 +148,12 @@ def _waits(config: Config) -> Iterator[Problem]:
     for number, engine in enumerate(config.engines):
         if engine.batching is not None:
             yield from _linger(config, engine.batching, ("engines", number, "batching", "linger_ms"))
+
+
+def _tuner(config: Config) -> Iterator[Problem]:
+    tuner = config.tuner
+    if tuner.most is not None and tuner.most < tuner.least:
+        yield Problem(("tuner", "most"), f"is {tuner.most}, below tuner.least ({tuner.least})", "raise it")
 
 
 def _linger(config: Config, batching: Batching, path: Path) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import msgspec
 from forebay.config.schema import Config
 from forebay.config.secret import Secret
 
-LIVE = frozenset({"slo", "admission", "queue", "limits", "classes", "teams", "keys", "responses"})
+LIVE = frozenset({"slo", "admission", "queue", "tuner", "limits", "classes", "teams", "keys", "responses"})
 """Sections that a reload swaps whole."""
 
 LIVE_OF_AN_ENGINE = frozenset({"balance", "prefix_bytes", "slow_start_s"})

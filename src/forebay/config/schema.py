@@ -13,6 +13,7 @@ from msgspec import Meta
 from forebay.config.fields import DAY_S, Amount, Count, Milliseconds, Name, Seconds, Section, Text
 from forebay.config.ports import Admin, Responses, Server, Tls
 from forebay.config.secret import Secret
+from forebay.config.tuner import Tuner
 from forebay.core.model import Mode
 from forebay.core.quota.terms import OverBudget
 
@@ -79,8 +80,13 @@ class Queue(Section, frozen=True):
     """The waiting room of each engine entry, bounded in every direction."""
 
     depth_limit: Annotated[
-        Amount, Meta(description="Requests that may wait in hybrid mode; the wait budget usually bites first.")
-    ] = 256
+        Amount | None,
+        Meta(
+            description="Requests that may wait in hybrid mode; the wait budget usually bites first. Unset: as [tuner] "
+            "finds.",
+            examples=[256],
+        ),
+    ] = None
     held_limit: Annotated[
         Count, Meta(description="Requests that may be held in backpressure mode: a bound on memory, not on waiting.")
     ] = 10_000
@@ -164,7 +170,7 @@ class Limits(ModelLimits, frozen=True):
             description="Further limits, each of one model by its name; they count beside those for all models.",
             examples=[{"llama-70b": {"tokens_per_minute": 20_000}}],
         ),
-    ] = {}  # noqa: RUF012 - msgspec copies it
+    ] = {}
 
 
 class LimitSets(Section, frozen=True):
@@ -508,22 +514,22 @@ class Config(Section, frozen=True):
     slo: Slo = Slo()
     admission: Admission = Admission()
     queue: Queue = Queue()
+    tuner: Tuner = Tuner()
     batching: Batching = Batching()
     estimate: Estimate = Estimate()
     limits: LimitSets = LimitSets()
-    classes: dict[Name, PriorityClass] = {}  # noqa: RUF012 - msgspec copies it
-    teams: dict[Name, Team] = {}  # noqa: RUF012 - msgspec copies it
+    classes: dict[Name, PriorityClass] = {}
+    teams: dict[Name, Team] = {}
     engines: tuple[Engine, ...] = ()
     routes: tuple[Route, ...] = ()
     keys: Keys = Keys()
     telemetry: Telemetry = Telemetry()
     grpc: dict[str, Any] | None = None
-    tuner: dict[str, Any] | None = None
     shared: dict[str, Any] | None = None
     gpu: Gpu = Gpu()
 
 
-LATER = (("grpc",), ("tuner",), ("shared",), ("keys", "store"))
+LATER = (("grpc",), ("shared",), ("keys", "store"))
 """Accepted, so that a file written for a later version stays valid; without effect, which is said as a warning."""
 
 ROUTE_NAMES = frozenset({
@@ -534,6 +540,21 @@ ROUTE_NAMES = frozenset({
 
 ANONYMOUS = "anonymous"
 """Key id of callers without a key."""
+
+
+DEPTH_BEGINS = {"derived": 256, "stepwise": 16, "fixed": 256}
+"""Where a tuner begins: the published rule where it did, ours where the depth only bounds memory."""
+
+
+def tuner_kind(config: Config) -> Literal["derived", "stepwise", "fixed"]:
+    """What tunes the depth: nothing, once it is set."""
+    return config.tuner.kind if config.queue.depth_limit is None else "fixed"
+
+
+def depth_limit(config: Config) -> int:
+    """The depth that was set, or where its tuner begins."""
+    set_to = config.queue.depth_limit
+    return DEPTH_BEGINS[config.tuner.kind] if set_to is None else set_to
 
 
 def wait_budget_ms(config: Config, ttft_ms: float | None = None) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from forebay.config.build import engine_names, initial_limit, limit_kind
-from forebay.config.schema import Config, wait_budget_ms
+from forebay.config.schema import Config, depth_limit, tuner_kind, wait_budget_ms
 from forebay.config.secret import Secret
 
 
@@ -18,7 +18,8 @@ def derived(config: Config) -> dict[str, Any]:
         "preset": config.admission.preset,
         "wait_budget_ms": wait_budget_ms(config),
         "ttft_ms": config.slo.ttft_ms,
-        "depth_limit": config.queue.depth_limit,
+        "depth_limit": depth_limit(config),
+        "tuner": tuner_kind(config),
         "deadline_s": config.queue.deadline_s,
         "data_port": f"{config.server.host}:{config.server.port}",
         "admin_port": f"{config.admin.host}:{config.admin.port}",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from forebay.core import verdicts
+from forebay.core import depths, verdicts
 from forebay.core.admission.estimate import DemandEstimator, EstimateConfig
 from forebay.core.dispatch.leases import Engine
 from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
@@ -29,7 +29,7 @@ from forebay.core.events import (
     Signalled,
     Undelivered,
 )
-from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
+from forebay.core.instant import FOREVER, MILLISECOND, SECOND, Chance, Instant
 from forebay.core.model import (
     Batch,
     Demand,
@@ -77,6 +77,7 @@ class Pipeline:
         self._by_model = {model: pool for pool in reversed(self.pools) for model in pool.config.models}
         self.learning = tuple((pool, engine) for pool in self.pools for engine in pool.learning)
         self.queued = 0
+        self.tune_at: Instant = FOREVER  # when the tuner of a pool looks next
         self._in_flight = 0
         self.asks_prefixes = False
         self._look_at_balancers()
@@ -109,6 +110,8 @@ class Pipeline:
         self.offered += 1
         paid = path.charge(demand, now)
         ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, path, paid)
+        if pool.tuning.resting:
+            self.tune_at = min(self.tune_at, depths.begin(pool, now))
         turn: float | None = None
         if pool.shares and (fair := pool.fair(request.priority)) is not None:
             turn = fair.tag(request.flow or key)
@@ -174,6 +177,8 @@ class Pipeline:
     def poll(self, now: Instant) -> list[Effect]:
         """Do what the passing of time asks for: expire, let batches leave, try ejected engines."""
         effects: list[Effect] = []
+        if self.tune_at <= now:
+            self.tune_at = depths.look(self.pools, now)
         for pool, engine in self.learning:
             if 0 < engine.view_at <= now:
                 engine.show(len(pool.queue) > 0, now)
@@ -185,7 +190,7 @@ class Pipeline:
 
     def next_wakeup(self, now: Instant) -> Instant | None:
         """When `poll` must be called, unless something else happens first."""
-        soonest: Instant | None = None
+        soonest: Instant | None = self.tune_at if self.tune_at < FOREVER else None
         for _, engine in self.learning:
             if engine.view_at and (soonest is None or engine.view_at < soonest):
                 soonest = engine.view_at
@@ -219,10 +224,16 @@ class Pipeline:
         self.quota.reconfigure(config.keys, config.groups, now)
         effects: list[Effect] = []
         for pool, wanted in zip(self.pools, config.pools, strict=True):
-            pool.reconfigure(wanted)
+            pool.reconfigure(wanted, now)
             self._pump(pool, now, effects)
         self._look_at_balancers()
+        self.tune_at = min((pool.tuning.due for pool in self.pools), default=FOREVER)
         return effects
+
+    def freeze_tuners(self, frozen: bool) -> None:
+        """Let no tuner move a depth, or let them again, until the next call or a reload that changes their settings."""
+        for pool in self.pools:
+            pool.tuning.acting.frozen = frozen
 
     def budget(self, key: str) -> KeyBudget:
         """The state of a key's limits."""
@@ -303,7 +314,7 @@ class Pipeline:
             serving_from = pool.serving_from(now)
             if serving_from is None or serving_from > now:
                 return verdicts.away(pool, serving_from, now)
-        places = waiting - 1 if verdicts.makes_way(pool, request, mode) else waiting
+        places = pool.depth.depth_limit - 1 if verdicts.makes_way(pool, request, mode) else waiting
         refusal = pool.depth.check(request, demand, mode, waiting=places, tokens=queue.tokens, size=queue.bytes)
         return refusal or verdicts.wait_verdict(pool, request, demand, mode, now)
 
@@ -346,6 +357,8 @@ class Pipeline:
         self.queued += 1
         effects: list[Effect] = [Queued(ticket)]
         self._pump(pool, now, effects)
+        for tuning in pool.tuning.looking:
+            tuning.waited(len(pool.queue))
         if ticket.state is TicketState.QUEUED and (victim := verdicts.displaced(pool, ticket, now)) is not None:
             self._leave_queue(victim, pool)
             self._evict(victim, EvictReason.DISPLACED, pool, now, effects)
@@ -566,6 +579,9 @@ class Pipeline:
         ran = outcome is not Outcome.EVICTED
         path.settle(ticket.demand.input_tokens, ticket.paid_output, usage, ticket.arrived, now, ran=ran)
         request = ticket.request
+        if outcome is Outcome.COMPLETED:
+            for times in ticket.pool.tuning.timed:
+                times.add((ticket.first_token or now) - ticket.arrived)
         if ticket.pool.shares and (fair := ticket.pool.fair(request.priority)) is not None:
             fair.ended(request.flow or request.key, ticket.demand.work, 0 if usage is None else usage.work, now)
         self._observer.closed(ticket)

@@ -32,6 +32,8 @@ from forebay.core.queueing.bounded import FairQueue
 from forebay.core.queueing.floor import FloorShare
 from forebay.core.queueing.ordering import OrderConfig
 from forebay.core.snapshot import EngineSnapshot, PoolSnapshot
+from forebay.core.tuning.depth import TuningConfig
+from forebay.core.tuning.pair import Tuners
 
 LAST_CALL_NS = MILLISECOND
 """A forming batch leaves this long before one of its members expires."""
@@ -47,6 +49,7 @@ class PoolConfig:
     mode: Mode = Mode.HYBRID
     hold_ns: int = 30 * SECOND  # longest wait in backpressure mode
     depth: DepthConfig = field(default_factory=DepthConfig)
+    tuning: TuningConfig = field(default_factory=TuningConfig)
     forecast: ForecastConfig = field(default_factory=ForecastConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
     batching: BatchingConfig = field(default_factory=PassThroughConfig)
@@ -72,6 +75,8 @@ class Pool:
         self.floor = FloorShare(dict(config.floors)) if config.floors else None
         self.depth = DepthGate(config.depth)
         self.forecast = WaitForecast(config.forecast)
+        self.tuning = Tuners(config.tuning, config.depth.depth_limit, chance)
+        self.depth.depth_limit = self.tuning.acting.depth
         self.ladder = RetryLadder(config.retry, chance)
         self.warmup = WarmupClock()
         self.batcher = build_batcher(config.batching)
@@ -102,11 +107,14 @@ class Pool:
         if not named or config.batching != old.batching or config.limit.kind != old.limit.kind:
             raise ValueError(f"pool {old.name}: engines, models, batching and the kind of limit need a restart")
 
-    def reconfigure(self, config: PoolConfig) -> None:
+    def reconfigure(self, config: PoolConfig, now: Instant) -> None:
         """Take other settings; what was learned stays, save what a changed limit has learned of its engine."""
         old, self.config, self.reconfigured = self.config, config, True
         self.mode = config.mode
-        self.depth = DepthGate(config.depth)
+        if (config.depth, config.tuning) != (old.depth, old.tuning):
+            self.tuning = self.tuning.succeeded(old.tuning, config.tuning, config.depth.depth_limit, now)
+            self.depth = DepthGate(config.depth)
+            self.depth.depth_limit = self.tuning.acting.depth
         self.forecast.config = config.forecast
         if config.fair != old.fair:
             self._fair, self.shares = {}, config.fair is not None
@@ -256,6 +264,7 @@ class Pool:
             queue_tokens=self.queue.tokens,
             queue_bytes=self.queue.bytes,
             queue_depth_limit=self.depth.limit(self.mode),
+            tuner=self.tuning.snapshot(now),
             drain_rate_per_s=rate,
             wait_budget_ns=self.forecast.budget_ns(rate),
             predicted_wait_ns=self.forecast.predict_ns(len(self.queue) + 1, rate),

@@ -23,6 +23,18 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     gap_ns: int  # between two tokens of a stream, as the limit last saw it; 0: not known
 
 
+class TunerSnapshot(msgspec.Struct, frozen=True):
+    """What moves the depth of one pool's queue."""
+
+    kind: str
+    depth: int  # in force in hybrid mode
+    frozen: bool
+    changes: int
+    looked_ns: int | None  # since it looked last; None: not yet
+    changed_ns: int | None  # since it moved the depth; None: not yet
+    shadow_depth: int | None  # that a tuner in shadow would have set
+
+
 class PoolSnapshot(msgspec.Struct, frozen=True):
     """One pool: its queue, its forecast and its engines."""
 
@@ -33,6 +45,7 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
     queue_tokens: int
     queue_bytes: int
     queue_depth_limit: int
+    tuner: TunerSnapshot
     drain_rate_per_s: float
     wait_budget_ns: int
     predicted_wait_ns: int

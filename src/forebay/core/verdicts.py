@@ -69,7 +69,7 @@ def _has_way(pool: Pool, request: Request) -> bool:
 def makes_way(pool: Pool, request: Request, mode: Mode) -> bool:
     """Is the queue full, and the last in turn one who makes way for this request?"""
     queue = pool.queue
-    if mode is not Mode.HYBRID or not queue or len(queue) != pool.depth.config.depth_limit:
+    if mode is not Mode.HYBRID or not queue or len(queue) < pool.depth.depth_limit:
         return False
     ahead = queue.ahead_of(request, pool.band(request.priority), pool.turn(request))
     return ahead < len(queue) and _has_way(pool, request)
@@ -80,7 +80,7 @@ def displaced(pool: Pool, newcomer: Ticket, now: Instant) -> Ticket | None:
     rate, waiting = pool.drain_rate(now), len(pool.queue)
     predicted = pool.forecast.predict_ns(waiting, rate)
     budget = pool.forecast.budget_ns(rate, newcomer.request.wait_budget_ns)
-    fits = predicted <= budget and waiting <= pool.depth.config.depth_limit
+    fits = predicted <= budget and waiting <= pool.depth.depth_limit
     if fits or newcomer.mode is not Mode.HYBRID:
         return None
     last = pool.queue.last_of_others(newcomer.request)

@@ -34,8 +34,10 @@ UNSENT_BYTES_MAX = 4 * 1024 * 1024
 JSON = b"application/json"
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 RELOAD = b"/api/v1/config/reload"
+TUNER = b"/api/v1/tuner"
+FREEZE = {b"/api/v1/tuner/freeze": True, b"/api/v1/tuner/unfreeze": False}
 EXPLAIN = b"/api/v1/explain/"
-PATHS = frozenset({b"/healthz", b"/metrics", b"/api/v1/status", b"/api/v1/snapshot", RELOAD})
+PATHS = frozenset({b"/healthz", b"/metrics", b"/api/v1/status", b"/api/v1/snapshot", TUNER, *FREEZE, RELOAD})
 
 _PHRASES = {
     200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 404: b"Not Found", 405: b"Method Not Allowed",
@@ -54,13 +56,16 @@ class AdminServer:
         token: str | None,
         reload: Callable[[], tuple[str, ...]] | None = None,
         explain: Callable[[str], dict[str, Any] | None] | None = None,
+        tuners: Callable[[bool | None], dict[str, Any]] = lambda _: {},
     ) -> None:
+        """`tuners` says what the tuners found; with True or False it freezes them first, or lets them go on."""
         self._snapshot = snapshot
         self._status = status
         self._registry = registry
         self._token = None if token is None else token.encode()
         self._reload = reload
         self._explain = explain
+        self._tuners = tuners
         self._server: asyncio.Server | None = None
         self.connections: set[_Connection] = set()
 
@@ -105,6 +110,8 @@ class AdminServer:
         try:
             if path == b"/metrics":
                 return 200, PROMETHEUS, await self._metrics()
+            if path == TUNER:
+                return 200, JSON, msgspec.json.encode(self._tuners(None))
             body = self._snapshot() if path == b"/api/v1/snapshot" else self._status()
             return 200, JSON, msgspec.json.encode(body)
         except Exception:
@@ -127,6 +134,11 @@ class AdminServer:
             return 409, JSON, _error("not_reloaded", f"nothing has changed: {error}")
         log.info("the configuration was reloaded")
         return 200, JSON, msgspec.json.encode({"reloaded": True, "warnings": warnings})
+
+    def freeze(self, frozen: bool) -> tuple[int, bytes, bytes]:
+        """(status, content type, body) of a freeze or its end."""
+        log.info("the depth tuners were %s", "frozen" if frozen else "let go on")
+        return 200, JSON, msgspec.json.encode(self._tuners(frozen))
 
     async def _metrics(self) -> bytes:
         parts = []
@@ -251,10 +263,10 @@ class _Connection(asyncio.Protocol):
         if path not in PATHS:
             known = ", ".join(sorted(known.decode() for known in PATHS))
             return 404, JSON, _error("not_found", f"nothing is here; there is: {known}"), b""
-        if path == RELOAD:
+        if path == RELOAD or path in FREEZE:
             if method != b"POST":
                 return 405, JSON, _error("method_not_allowed", "use POST"), b"allow: POST\r\n"
-            return (*self._server.reload(), b"")
+            return (*(self._server.reload() if path == RELOAD else self._server.freeze(FREEZE[path])), b"")
         if method not in (b"GET", b"HEAD"):
             return 405, JSON, _error("method_not_allowed", "use GET"), b"allow: GET, HEAD\r\n"
         return (*await self._server.answer(path), b"")

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from forebay.core.effects import Abort, Dispatch, Effect, Refuse
 from forebay.core.events import Event
-from forebay.core.instant import SECOND, Instant
+from forebay.core.instant import FOREVER, SECOND, Instant
 from forebay.core.model import Lease, Refusal, Request, Ticket, Usage
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.quota.terms import KeyTerms
@@ -49,7 +49,7 @@ class Gateway:
         self._effects: deque[Effect] = deque()
         self._applying = False
         self._timer: asyncio.TimerHandle | None = None
-        self._wakes_at: Instant = 0
+        self._wakes_at: Instant = FOREVER  # of the timer; far away when there is none
 
     def screen(self, request: Request) -> Refusal | None:
         """The verdict from the header alone; a refusal is final."""
@@ -120,7 +120,8 @@ class Gateway:
             self._effects.extend(effects)
             if not self._applying:
                 self._carry_out()
-        if self.pipeline.queued or self.pipeline.learning:
+        pipeline = self.pipeline
+        if pipeline.queued or pipeline.learning or pipeline.tune_at < self._wakes_at:
             self._arm()
 
     def _carry_out(self) -> None:
@@ -147,7 +148,7 @@ class Gateway:
         """Keep one timer at the next wake-up. A timer that fires too early only polls for nothing."""
         now = self.clock()
         wake = self.pipeline.next_wakeup(now)
-        if wake is None or (self._timer is not None and self._wakes_at <= wake):
+        if wake is None or self._wakes_at <= wake:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -155,5 +156,5 @@ class Gateway:
         self._timer = self._loop.call_later(max(0, wake - now) / SECOND, self._wake)
 
     def _wake(self) -> None:
-        self._timer = None
+        self._timer, self._wakes_at = None, FOREVER
         self._apply(self.pipeline.poll(self.clock()))

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
 from forebay.core.events import Event
-from forebay.core.instant import Instant
+from forebay.core.instant import FOREVER, Instant
 from forebay.core.model import Lease, Refusal, Request, Ticket, Usage
 from forebay.core.pipeline import Pipeline
 from forebay.sim.world import TIMER, Time
@@ -92,7 +92,8 @@ class Gateway:
                 self._hands.refused(effect.request, effect.refusal, effect.ticket)
             elif isinstance(effect, Abort):
                 self._hands.aborted(effect.lease)
-        if self.pipeline.queued or self.pipeline.learning:
+        pipeline = self.pipeline
+        if pipeline.queued or pipeline.learning or pipeline.tune_at < (self._armed or FOREVER):
             self._arm()
 
     def _arm(self) -> None:

@@ -251,6 +251,7 @@ class Metrics(Collector):
             "forebay_buffered_body_bytes", "Request bodies held in memory.", self._sources.buffered_body_bytes()
         )
         yield from _pool_gauges(snapshot)
+        yield from _tuner_families(snapshot)
         yield from _engine_gauges(snapshot)
         ages = GaugeMetricFamily("forebay_signal_age_seconds", "Time since a signal was last heard.", labels=["signal"])
         for signal, age in self._sources.signal_ages_s().items():
@@ -298,6 +299,27 @@ def _pool_gauges(snapshot: Snapshot) -> Iterator[Metric]:
         for pool in snapshot.pools:
             family.add_metric([pool.name], read(pool))
         yield family
+
+
+def _tuner_families(snapshot: Snapshot) -> Iterator[Metric]:
+    changes = CounterMetricFamily("forebay_tuner_changes", "Changes of the queue depth.", labels=["pool"])
+    frozen = GaugeMetricFamily("forebay_tuner_frozen", "1 while the tuner may not move the depth.", labels=["pool"])
+    looked = GaugeMetricFamily("forebay_tuner_look_age_seconds", "Time since the tuner looked last.", labels=["pool"])
+    changed = GaugeMetricFamily("forebay_tuner_change_age_seconds", "Time since the depth changed.", labels=["pool"])
+    shadow = GaugeMetricFamily(
+        "forebay_tuner_shadow_depth", "Queue depth that the tuner in shadow would have set.", labels=["pool"]
+    )
+    for pool in snapshot.pools:
+        tuner, labels = pool.tuner, [pool.name]
+        changes.add_metric(labels, tuner.changes)
+        frozen.add_metric(labels, tuner.frozen)
+        if tuner.looked_ns is not None:
+            looked.add_metric(labels, tuner.looked_ns / SECOND)
+        if tuner.changed_ns is not None:
+            changed.add_metric(labels, tuner.changed_ns / SECOND)
+        if tuner.shadow_depth is not None:
+            shadow.add_metric(labels, tuner.shadow_depth)
+    yield from (changes, frozen, looked, changed, shadow)
 
 
 def _engine_gauges(snapshot: Snapshot) -> Iterator[Metric]:

@@ -13,6 +13,7 @@ from forebay.core.instant import MILLISECOND, MINUTE, SECOND
 from forebay.core.limits.fixed import Fixed, FixedConfig
 from forebay.core.limits.limit import Answer, Limit, View
 from forebay.core.model import EngineSignal, Request
+from forebay.core.tuning.tuner import DepthTuner, Reading
 
 
 def check_batching(batcher: Batcher, *, seed: int = 1, cases: int = 500) -> None:
@@ -121,3 +122,36 @@ def _odd_engine(chance: Random, number: int) -> Engine:
         engine.shared, engine.tokens_each = True, 500.0
         engine.others.read(chance.randrange(100), engine.in_flight, chance.randrange(10 * SECOND))
     return engine
+
+
+def check_tuner(tuner: DepthTuner, *, seed: int = 1, cases: int = 2000) -> None:
+    """A depth stays a whole number within the tuner's bounds, one or more, and nothing missing is read as load."""
+    chance = Random(seed)
+    assert tuner.most >= tuner.least >= (1 if tuner.interval_ns else 0), "a tuner may never block all traffic"
+    depth = max(tuner.least, min(tuner.most, 16))
+    for _ in range(cases):
+        reading = _odd_reading(chance)
+        advice = tuner.tuned(depth, reading)
+        assert advice == tuner.tuned(depth, reading), f"asking changes nothing: {reading}"
+        assert isinstance(advice.depth, int), f"a depth is a whole number, not {advice.depth!r}"
+        assert tuner.least <= advice.depth <= tuner.most, f"out of bounds: {advice} for {reading}"
+        blind = tuner.tuned(depth, reading._replace(busy=None))
+        silent = tuner.tuned(depth, reading._replace(releases=0, answers=0, p99_ns=0))
+        assert blind.depth == silent.depth == depth, f"what is missing is no reason to move: {reading}"
+        depth = advice.depth
+
+
+def _odd_reading(chance: Random) -> Reading:
+    """What a pool did since the last look, or what no pool would do."""
+    return Reading(
+        elapsed_ns=chance.choice((0, chance.randrange(1, MINUTE))),
+        releases=chance.choice((0, chance.randrange(100), 10**9)),
+        answers=chance.choice((0, chance.randrange(100), 10**9)),
+        p99_ns=chance.choice((0, chance.randrange(SECOND), 10 * MINUTE)),
+        busy=chance.choice((None, chance.random(), 1.0, 7.0)),
+        waiting_most=chance.randrange(10_000),
+        felt=chance.random() < 0.5,
+        wait_budget_ns=chance.choice((0, 50 * MILLISECOND, MINUTE)),
+        correction=chance.choice((0.2, 1.0, 5.0)),
+        batch=chance.choice((1, 32)),
+    )

@@ -70,7 +70,9 @@ def check_empty(pipeline: Pipeline, now: Instant) -> None:
             held = engine.in_flight or engine.tokens_in_flight or engine.places
             _hold(10, not held, f"engine {engine.name}: {engine}")
     _hold(10, all(b.open == 0 for _, b in pipeline.quota.all()), "a key still has open requests")
-    _hold(10, pipeline.next_wakeup(now) is None, "a timer is armed for nothing")
+    at = pipeline.next_wakeup(now)
+    looks = [pool.tuning.due for pool in pipeline.pools if not pool.tuning.resting]
+    _hold(10, at is None or at in looks, f"a timer is armed for nothing, at {at}")
 
 
 def _check_engines(pool: Pool) -> None:
@@ -100,7 +102,12 @@ def _check_queue(pool: Pool, now: Instant) -> None:
     _hold(5, size == queue.bytes, f"pool {name}: {size} bytes wait, the queue counts {queue.bytes}")
     returned = sum(1 for t in tickets if t.redispatched)
     depth = pool.depth
-    most = max([pool.batcher.max_size, *(depth.limit(t.mode) for t in tickets)])
+    tuner = pool.tuning.acting.tuner
+    moves = tuner.interval_ns > 0
+    within = not moves or 1 <= tuner.least <= depth.depth_limit <= tuner.most
+    _hold(5, within and type(depth.depth_limit) is int, f"pool {name}: a depth of {depth.depth_limit}")
+    lowered = tuner.most if moves else 0  # a depth that went down takes nothing back
+    most = max([pool.batcher.max_size, lowered, *(depth.limit(t.mode) for t in tickets)])
     _hold(5, len(tickets) - returned <= most, f"pool {name}: {len(tickets)} wait, at most {most} may")
     living = {id(e[2]) for e in queue._expiries if e[2].state is TicketState.QUEUED}
     _hold(5, living == {id(t) for t in tickets}, f"pool {name}: a waiting ticket has no expiry")
@@ -128,4 +135,5 @@ def _check_wakeup(pipeline: Pipeline, now: Instant) -> None:
     at = pipeline.next_wakeup(now)
     waiting = any(len(pool.queue) for pool in pipeline.pools)
     waiting = waiting or any(e.in_flight and e.limit.interval_ns for _, e in pipeline.learning)
+    waiting = waiting or any(pool.tuning.looking and not pool.tuning.resting for pool in pipeline.pools)
     _hold(11, (at is not None) == waiting, f"{'tickets wait' if waiting else 'nothing waits'}, next wakeup is {at}")

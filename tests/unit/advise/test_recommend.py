@@ -62,8 +62,10 @@ def test_what_is_promised_is_asked_of_the_schema() -> None:
     assert exists(("keys", "static", "limits", "tokens_per_second"))
     assert exists(("classes", "hold_back"))
     assert not exists(("keys", "store")), "accepted without effect"
-    assert not exists(("tuner",))
+    assert exists(("tuner", "kind"))
     assert not exists(("tuner", "anything"))
+    assert not exists(("shared",))
+    assert not exists(("shared", "anything"))
     assert not exists(("admission", "magic"))
     assert not exists(("server", "port", "deeper"))
     offered = {one.setting: one.available for one in recommend(Answers(clients="b2b")).later}

@@ -73,7 +73,7 @@ def test_the_public_sample_stays_valid_and_says_what_has_no_effect() -> None:
     assert warnings[1].startswith("f.toml:6: [admin] token: environment variable 'FOREBAY_ADMIN_TOKEN' is not set")
 
 
-@pytest.mark.parametrize("section", ["grpc", "tuner", "shared"])
+@pytest.mark.parametrize("section", ["grpc", "shared"])
 def test_sections_of_later_versions_are_accepted_aloud(section: str) -> None:
     (warning,) = read(f"\n[{section}]\nanything = 1").warnings
     assert warning.startswith(f"f.toml:2: [{section}]: is accepted, but has no effect in this version")

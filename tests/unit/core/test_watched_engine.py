@@ -6,6 +6,7 @@ from typing import Any
 
 from forebay.core.dispatch.health import HealthConfig, Readiness
 from forebay.core.dispatch.leases import Engine
+from forebay.core.dispatch.peak import peak_tokens
 from forebay.core.events import Failed, Finished, FirstToken
 from forebay.core.instant import MILLISECOND, SECOND
 from forebay.core.limits.guarded import GuardedConfig
@@ -96,7 +97,7 @@ def test_the_peak_is_that_of_leases_that_end_one_after_the_other() -> None:
     assert limit.views[-1].peak_tokens == max(580 + 120, 1580 + 2 * 10)
     e.close(first, 4)
     e.close(second, 4)
-    assert e._peak_tokens() == 0
+    assert peak_tokens(e.leases) == 0
 
 
 def test_prompts_ahead_bound_the_next_one() -> None:

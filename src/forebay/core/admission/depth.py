@@ -23,11 +23,12 @@ class DepthGate:
 
     def __init__(self, config: DepthConfig) -> None:
         self.config = config
+        self.depth_limit = config.depth_limit  # in force: a tuner may move it
 
     def limit(self, mode: Mode) -> int:
         """Most requests that may wait in this mode. Admission mode has no waiting room."""
         if mode is Mode.HYBRID:
-            return self.config.depth_limit
+            return self.depth_limit
         return self.config.held_limit if mode is Mode.BACKPRESSURE else 0
 
     def check(

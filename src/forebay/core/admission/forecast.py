@@ -53,6 +53,7 @@ class WaitForecast:
     def __init__(self, config: ForecastConfig) -> None:
         self.config = config
         self.correction = 1.0
+        self.releases = 0  # ever
         self._releases: deque[Instant] = deque(maxlen=RELEASES_KEPT)
         self.service_ns = 0  # running mean of lease durations; 0 before the first one ended
         self.first_ns = 0  # running mean of the time to the first token of a lease; 0 before the first one
@@ -70,6 +71,7 @@ class WaitForecast:
 
     def released(self, opened: Instant, now: Instant) -> None:
         """A lease ended: a slot is free."""
+        self.releases += 1
         self._releases.append(now)
         held = now - opened
         mean = self.service_ns

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from forebay.core.dispatch.health import Health, HealthConfig, Readiness
 from forebay.core.dispatch.others import Others
+from forebay.core.dispatch.peak import peak_tokens
 from forebay.core.dispatch.pressure import MemoryPressure, PressureConfig
 from forebay.core.dispatch.ramp import Ramp, RampConfig
 from forebay.core.instant import Instant
@@ -39,6 +40,7 @@ class Engine:
         "limit",
         "name",
         "others",
+        "place_ns",
         "places",
         "prefill_tokens",
         "pressure",
@@ -72,6 +74,7 @@ class Engine:
         self._ramp = Ramp(ramp)
         self._was_away = False
         self.places = 0  # of the concurrency limit: leases, or batches
+        self.place_ns = 0  # ends of their use, less the beginnings: with `places * now` the time that they were in use
         self.in_flight = 0  # leases
         self.tokens = 0  # expected tokens of the leases
         self.prefill_tokens = 0  # prompt tokens of streams whose first token is to come
@@ -120,6 +123,7 @@ class Engine:
         lease = Lease(ticket, self, ticket.demand.tokens, now, batch)
         if batch is None or batch.open == 0:
             self.places += 1
+            self.place_ns -= now
         if batch is not None:
             batch.open += 1
         self.in_flight += 1
@@ -148,6 +152,7 @@ class Engine:
             batch.open -= 1
         if batch is None or not batch.open:
             self.places -= 1
+            self.place_ns += now
         assert self.places >= 0, "dispatch: more leases ended than were opened"
 
     def began(self, lease: Lease, now: Instant) -> None:
@@ -241,7 +246,7 @@ class Engine:
             self._prefilling_ns + (now - self._prefill_since if self.prefill_tokens else 0),
             self.prefill_tokens,
             self.tokens,
-            self._peak_tokens(),
+            peak_tokens(self._leases),
             self.restrained,
         )
         self._seen_at = now
@@ -277,23 +282,3 @@ class Engine:
             self._decoding_ns += now - (first if first > self._seen_at else self._seen_at)
             self._generated += lease.generated - lease.counted
             lease.counted = lease.generated
-
-    def _peak_tokens(self) -> int:
-        """Most tokens that the open leases will have in the engine's memory at one time, were no other to join.
-
-        With the leases by what they still have to write, the longest first, the memory is fullest just as one of them
-        ends: all that are longer hold what they have now and as much again as that one had left.
-        """
-        rest = []
-        for lease in self._leases:
-            demand = lease.ticket.demand
-            # A stream that outlived its estimate is expected to go on for a while: lengths have heavy tails.
-            left = max(demand.output_tokens - lease.generated, lease.generated // 4, 1)
-            rest.append((left, demand.input_tokens + lease.generated))
-        rest.sort(reverse=True)
-        peak = held = 0
-        for number, (left, now_tokens) in enumerate(rest, start=1):
-            held += now_tokens
-            if held + number * left > peak:
-                peak = held + number * left
-        return peak
