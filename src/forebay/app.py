@@ -17,20 +17,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from forebay.config import schema
-from forebay.config.build import anonymous_entry, engine_names, key_table, limit_kind, pipeline_config
+from forebay.config.build import anonymous_entry, engine_names, key_table, pipeline_config
 from forebay.config.load import Loaded
 from forebay.config.ports import Tls
 from forebay.config.reload import needs_restart
 from forebay.config.schema import Config
 from forebay.config.summary import derived
-from forebay.core.events import EngineDown, EngineUp, EngineWarming, Observer, Signalled
-from forebay.core.model import Demand, EngineSignal, Request
+from forebay.core.events import EngineDown, EngineUp, EngineWarming, Observer
+from forebay.core.model import Demand, Request
 from forebay.core.pipeline import Pipeline
 from forebay.core.snapshot import Snapshot
 from forebay.engines.local import LocalEngine
 from forebay.engines.openai import EngineTimeouts, OpenAIEngine
 from forebay.engines.probe import Probed, Prober
-from forebay.engines.signals import SignalReader
 from forebay.errors import ForebayError, UsageError
 from forebay.ingress.admin import AdminServer
 from forebay.ingress.http.cors import Cors
@@ -40,6 +39,7 @@ from forebay.ingress.http.site import HttpLimits, Site
 from forebay.ingress.status import TABLE
 from forebay.live.clock import monotonic
 from forebay.live.gateway import Gateway
+from forebay.live.watch import Watch
 from forebay.telemetry import Observers
 from forebay.telemetry.log import AccessLog
 from forebay.telemetry.metrics import Metrics, Sources, registry
@@ -90,7 +90,7 @@ class App:
         self._stack.callback(self.gateway.stop)
         self.engines = self._make_engines(urls, loop)
         self.probers = [self._prober(entry, name) for entry in config.engines for name in engine_names(entry)]
-        self.signals = self._signal_readers()
+        self.watch = Watch(config, self.engines, self.gateway)
         self.site = self._make_site(loop)
         self._stack.callback(self.site.stop)
         await self._open_admin()
@@ -188,7 +188,12 @@ class App:
             "connections": len(self.site.connections),
             "buffered_body_bytes": self.site.buffered_bytes,
             "engines_away": away,
-            "degraded": [trouble for writer in self._writers if (trouble := writer.degraded) is not None],
+            "degraded": [
+                *(trouble for writer in self._writers if (trouble := writer.degraded) is not None),
+                *self.watch.degraded(),
+            ],
+            "signal_ages_s": {name: round(age, 1) for name, age in self.watch.ages_s().items()},
+            "gpus": [reading._asdict() for reading in self.watch.gpu_readings()],
             "effective": derived(self.config),
             "depth": {pool.name: pool.tuner for pool in snapshot.pools},
         }
@@ -212,7 +217,8 @@ class App:
                 snapshot=self.snapshot,
                 connections=lambda: len(self.site.connections),
                 buffered_body_bytes=lambda: self.site.buffered_bytes,
-                signal_ages_s=self._signal_ages_s,
+                signal_ages_s=lambda: self.watch.ages_s(),  # noqa: PLW0108 - made after this
+                gpus=lambda: self.watch.named_gpus(),  # noqa: PLW0108 - made after this
             ),
             routes={route.name for route in EXACT.values()} | {"infer"} | {route.path for route in config.routes},
             classes=config.classes,
@@ -322,22 +328,6 @@ class App:
             self.engines[name], self._probed, paths=paths, interval_s=probe.interval_s, timeout_s=probe.timeout_s
         )
 
-    def _signal_readers(self) -> list[SignalReader]:
-        """One for each engine whose limit makes use of what the engine says of itself."""
-        return [
-            SignalReader(self.engines[name], self._engine_said, path=entry.metrics_path)
-            for entry in self.config.engines
-            if entry.metrics_path and limit_kind(self.config, entry) == "guarded"
-            for name in engine_names(entry)
-        ]
-
-    def _engine_said(self, engine: OpenAIEngine, signal: EngineSignal) -> None:
-        self.gateway.report(Signalled(engine.name, signal))
-
-    def _signal_ages_s(self) -> dict[str, float]:
-        now = asyncio.get_running_loop().time()
-        return {f"metrics:{reader.name}": now - reader.read_at for reader in self.signals if reader.read_at is not None}
-
     def _probed(self, engine: OpenAIEngine, state: Probed) -> None:
         if state is Probed.UP:
             self.gateway.report(EngineUp(engine.name))
@@ -354,9 +344,8 @@ class App:
         for prober in self.probers:
             prober.start()
             self._stack.push_async_callback(prober.stop)
-        for reader in self.signals:
-            reader.start()
-            self._stack.push_async_callback(reader.stop)
+        self.watch.start()
+        self._stack.push_async_callback(self.watch.stop)
 
     def _make_site(self, loop: asyncio.AbstractEventLoop) -> Site:
         config, server = self.config, self.config.server

@@ -375,7 +375,7 @@ class Engine(Section, frozen=True):
     gpus: Annotated[
         tuple[tuple[Text, ...], ...],
         Meta(
-            description="For each URL, the GPUs that it runs on, by index or UUID; [gpu] says where they are read.",
+            description="For each URL, the GPUs that it runs on, by number or UUID; [gpu] says where they are read.",
             examples=[[["0", "1"]]],
         ),
     ] = ()

@@ -115,6 +115,8 @@ class EngineSignal(NamedTuple):
     kv_share: float | None = None  # used share of its KV cache, 0 to 1
     kv_tokens: int | None = None  # what that cache holds in all
     preemptions: int | None = None  # since it started
+    queue_wait_ns: int | None = None  # mean time in its own queue, of the requests since it last said so
+    service_ns: int | None = None  # mean time of the work on them alone, from an engine that tells the two apart
 
 
 class TicketState(IntEnum):

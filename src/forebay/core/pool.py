@@ -97,7 +97,7 @@ class Pool:
         self.shares = config.fair is not None
         self._fair: dict[int, FairShare] = {}  # by priority: classes share with their like
         self.reconfigured = False
-        self._tokens_each = 0.0
+        self._tokens_each = 1.0  # of a request; before any was seen, others' count for something all the same
         self.learning = tuple(engine for engine in self.engines if engine.limit.learns)
 
     def check_reconfigurable(self, config: PoolConfig) -> None:
@@ -146,11 +146,11 @@ class Pool:
             return
         found = [count for e in self.engines if (count := e.others.found(now)) is not None]
         usual, shared = sum(found) / max(1, len(found)), any(found)
-        in_flight = self.in_flight
-        each = sum(e.tokens for e in self.engines) / in_flight if in_flight else self._tokens_each
-        self._tokens_each = each
+        if in_flight := self.in_flight:
+            each = sum(e.tokens for e in self.engines) / in_flight
+            self._tokens_each += 0.2 * (each - self._tokens_each) if self._tokens_each > 1.0 else each - 1.0
         for one in self.engines:
-            one.others.usual, one.shared, one.tokens_each = usual, shared, each
+            one.others.usual, one.shared, one.tokens_each = usual, shared, self._tokens_each
 
     @property
     def places(self) -> int:

@@ -29,7 +29,7 @@ from forebay.sim.gateway import Gateway
 from forebay.sim.journal import Journal, Unobserved
 from forebay.sim.records import Columns
 from forebay.sim.scenario import EngineSpec, Scenario
-from forebay.sim.signals import Pages
+from forebay.sim.signals import READ_EVERY_NS, Pages
 from forebay.sim.world import TIMER, Time, World
 from forebay.workload.arrival import Arrival
 
@@ -189,13 +189,16 @@ class Parts:
                 encoder = EncoderModel(profile, self.seats)
                 self.engines.append(EncoderEngine(world, f"{number}", encoder, joins=spec.joins))
         self._watchers: list[list[tuple[Tell, str]]] = [[] for _ in self.engines]
+        self.pages_every_ns = READ_EVERY_NS
+        """How often gateways read what engines say of themselves; may be set before the run."""
 
     def begin(self) -> None:
         """Expect the first arrival, the first probes and the faults."""
         interval_ns = int(self._config.engines[0].probe.interval_s * SECOND)
         Faults(self.world, self.engines, self._watchers, interval_ns).schedule(self.scenario.engines.faults)
-        if self.scenario.gateway and limit_kind(self._config, self._config.engines[0]) == "guarded":
-            Pages(self.world, self.engines, self._watchers, self._goes_on).begin()
+        guarded = limit_kind(self._config, self._config.engines[0]) == "guarded"
+        if self.scenario.gateway and (guarded or len(self.engines_of(0)) > 1):
+            Pages(self.world, self.engines, self._watchers, self._goes_on, self.pages_every_ns).begin()
         self.callers.begin()
 
     def _goes_on(self) -> bool:

@@ -23,14 +23,16 @@ class Pages:
         engines: Sequence[SimulatedEngine],
         watchers: Sequence[Sequence[tuple[Tell, str]]],
         going: Callable[[], bool],
+        every_ns: int = READ_EVERY_NS,
     ) -> None:
         self._world = world
         self._engines = engines
         self._watchers = watchers
         self._going = going
+        self._every_ns = every_ns
 
     def begin(self) -> None:
-        """Read them now, and every second from now on."""
+        """Read them now, and every so often from now on."""
         self._read()
 
     def _read(self) -> None:
@@ -40,7 +42,7 @@ class Pages:
                 for tell, name in watchers:
                     tell(Signalled(name, signal))
         if self._going():
-            self._world.at(self._world.now + READ_EVERY_NS, self._read, TIMER)
+            self._world.at(self._world.now + self._every_ns, self._read, TIMER)
 
 
 def _signal(engine: LanguageEngine, now: int) -> EngineSignal:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import (
@@ -45,6 +45,15 @@ _QUEUE_WAIT = ShedReason.QUEUE_WAIT
 STATUSES = frozenset({400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 417, 429, 431, 500, 501, 502, 503, 505, 529})
 
 
+class GpuShares(Protocol):
+    """One GPU, as last read: shares from 0 to 1, None where it is not told."""
+
+    @property
+    def memory_share(self) -> float | None: ...
+    @property
+    def busy_share(self) -> float | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sources:
     """Where figures that nobody reports are read from at scrape time."""
@@ -53,6 +62,7 @@ class Sources:
     connections: Callable[[], int] = lambda: 0  # of clients, open now
     buffered_body_bytes: Callable[[], int] = lambda: 0
     signal_ages_s: Callable[[], Mapping[str, float]] = dict  # name of a signal -> seconds since it was last heard
+    gpus: Callable[[], Mapping[str, GpuShares]] = dict  # as the configuration names them
 
 
 class Metrics(Collector):
@@ -257,6 +267,7 @@ class Metrics(Collector):
         for signal, age in self._sources.signal_ages_s().items():
             ages.add_metric([signal], age)
         yield ages
+        yield from _gpu_gauges(self._sources.gpus())
 
 
 _POOL_GAUGES: tuple[tuple[str, str, Callable[[PoolSnapshot], float]], ...] = (
@@ -329,6 +340,18 @@ def _engine_gauges(snapshot: Snapshot) -> Iterator[Metric]:
             for engine in pool.engines:
                 family.add_metric([engine.name], read(engine))
         yield family
+
+
+def _gpu_gauges(gpus: Mapping[str, GpuShares]) -> Iterator[Metric]:
+    memory = GaugeMetricFamily("forebay_gpu_memory_used_ratio", "Used share of its memory.", labels=["gpu"])
+    busy = GaugeMetricFamily("forebay_gpu_busy_ratio", "Share of time in which any kernel ran.", labels=["gpu"])
+    for name, gpu in gpus.items():
+        if gpu.memory_share is not None:
+            memory.add_metric([name], gpu.memory_share)
+        if gpu.busy_share is not None:
+            busy.add_metric([name], gpu.busy_share)
+    yield memory
+    yield busy
 
 
 def _histogram(name: str, help_text: str, histogram: Histogram) -> Metric:

@@ -393,6 +393,16 @@ def test_guarded_begins_anew_with_a_restarted_engine() -> None:
     assert limit.requests == 21
 
 
+@pytest.mark.parametrize(("queue_ms", "window"), [(20, 100), (30, 100), (31, 90)])
+def test_guarded_lets_one_batch_wait_behind_the_one_that_runs(queue_ms: int, window: int) -> None:
+    """Triton counts what waits for the next batch: it is no queue too long before it waits longer than it is served."""
+    limit = Guarded(GuardedConfig(initial=100))
+    for second in range(2):
+        signal = EngineSignal(waiting=30, queue_wait_ns=queue_ms * MILLISECOND, service_ns=30 * MILLISECOND)
+        limit.signalled(signal, 100, second * SECOND)
+    assert limit.requests == window
+
+
 def test_guarded_takes_a_queue_inside_the_engine_for_a_window_too_large() -> None:
     limit = Guarded(GuardedConfig(initial=100))
     limit.signalled(EngineSignal(waiting=30), 100, 0)

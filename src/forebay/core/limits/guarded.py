@@ -110,12 +110,19 @@ class Guarded:
         if known and before.preemptions is not None and more > 0 and now >= self._frozen_until:
             self._shrink(min(self._limit, max(in_flight, 1)) * config.preempted)
             self._frozen_until = now + config.freeze_ns
-        self._overfull = self._overfull + 1 if (signal.waiting or 0) > config.waiting_most else 0
+        self._overfull = self._overfull + 1 if self._waits_inside(signal) else 0
         if self._overfull >= 2:
             self._overfull = 0
             # What it runs is what it can hold; a few waiting inside it keep it from running dry.
             holds = in_flight if signal.running is None else signal.running + config.waiting_most
             self._shrink(min(self._limit * 0.9, max(1, holds)))
+
+    def _waits_inside(self, signal: EngineSignal) -> bool:
+        """Is there a queue in the engine that keeps nobody from running dry? One that runs batch after batch needs the
+        next one waiting, and tells waiting and working apart: more than that one is too much."""
+        if signal.service_ns is not None and signal.queue_wait_ns is not None:
+            return signal.queue_wait_ns > signal.service_ns
+        return (signal.waiting or 0) > self._config.waiting_most
 
     def _shrink(self, limit: float) -> None:
         self._limit = max(self._config.least, min(self._limit, limit))
