@@ -10,6 +10,7 @@ import random
 import signal
 import ssl
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from importlib.metadata import version
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 FIRST_PROBE_S = 1.0
 DRAIN_CHECK_S = 0.02
 LINGER_S = 0.2
+WALL_S = 1.0  # between two looks at the wall clock
 FLUSH_S = 0.5  # of the access log and the record
 
 T = TypeVar("T")
@@ -88,6 +90,7 @@ class App:
         self.pipeline = Pipeline(pipeline_config(config), random.Random(), observer)
         self.gateway = Gateway(self.pipeline, loop)
         self._stack.callback(self.gateway.stop)
+        self._read_wall(loop)
         self.engines = self._make_engines(urls, loop)
         self.probers = [self._prober(entry, name) for entry in config.engines for name in engine_names(entry)]
         self.watch = Watch(config, self.engines, self.gateway)
@@ -263,6 +266,19 @@ class App:
 
         flush()
         self._stack.callback(self._stop_flushing)
+
+    def _read_wall(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell the core what day it is, now and after the wall clock was set."""
+
+        def read() -> None:
+            self.gateway.read_wall(time.time_ns())
+            self._wall_reader = loop.call_later(WALL_S, read)
+
+        read()
+        self._stack.callback(self._stop_reading_wall)
+
+    def _stop_reading_wall(self) -> None:
+        self._wall_reader.cancel()
 
     def _stop_flushing(self) -> None:
         self._flusher.cancel()

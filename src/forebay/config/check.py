@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from forebay.config.lines import Path
 from forebay.config.read import Problem
-from forebay.config.schema import ANONYMOUS, ROUTE_NAMES, Batching, Config, Engine, wait_budget_ms
+from forebay.config.schema import ANONYMOUS, ROUTE_NAMES, Batching, Config, Engine, Limits, ModelLimits, wait_budget_ms
 from forebay.core.model import Mode
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
@@ -42,6 +42,7 @@ def problems(config: Config) -> Iterator[Problem]:
     yield from _routes(config)
     yield from _keys(config)
     yield from _gpu(config)
+    yield from _limits(config)
 
 
 def warnings(config: Config) -> Iterator[Problem]:
@@ -272,9 +273,31 @@ def _keys(config: Config) -> Iterator[Problem]:
                 close = get_close_matches(route, routes, n=1)
                 todo = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(sorted(routes))}"
                 yield Problem((*path, "routes", place), f'"{route}" is no route', todo)
-        limits = key.limits
-        if limits.tokens_per_second and limits.tokens_per_second * limits.burst_s < 1:
-            yield Problem((*path, "limits", "burst_s"), "allows less than one token at once", "raise it")
-    default = config.limits.default
-    if default.tokens_per_second and default.tokens_per_second * default.burst_s < 1:
-        yield Problem(("limits", "default", "burst_s"), "allows less than one token at once", "raise it")
+        if key.team and key.team not in config.teams:
+            known = ", ".join(sorted(config.teams)) or "none are given"
+            yield Problem((*path, "team"), f'"{key.team}" is no team', f"add [teams.{key.team}]; teams: {known}")
+
+
+def _limits(config: Config) -> Iterator[Problem]:
+    """Limits that allow less than they seem to."""
+    levels: list[tuple[Path, Limits]] = [
+        (("limits", "default"), config.limits.default),
+        (("limits", "all"), config.limits.all),
+        *((("teams", name, "limits"), team.limits) for name, team in config.teams.items()),
+        *((("classes", name, "limits"), group.limits) for name, group in config.classes.items()),
+        *((("keys", "static", number, "limits"), key.limits) for number, key in enumerate(config.keys.static)),
+    ]
+    for path, limits in levels:
+        yield from _bursts(limits, path)
+        for model, of_model in limits.models.items():
+            yield from _bursts(of_model, (*path, "models", model))
+
+
+def _bursts(limits: ModelLimits, path: Path) -> Iterator[Problem]:
+    if limits.tokens_per_second and limits.tokens_per_second * limits.burst_s < 1:
+        yield Problem((*path, "burst_s"), "allows less than one token at once", "raise it")
+    day, month = limits.tokens_per_day, limits.tokens_per_month
+    if day is not None and month is not None and day > month:
+        yield Problem(
+            (*path, "tokens_per_day"), f"is {day}, more than the {month} of a month", "lower it, or raise that"
+        )

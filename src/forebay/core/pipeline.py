@@ -44,7 +44,7 @@ from forebay.core.model import (
 from forebay.core.outcome import EvictReason, Outcome, Reason, ShedReason
 from forebay.core.pool import Pool, PoolConfig
 from forebay.core.quota.budget import KeyBudget, Quota
-from forebay.core.quota.path import Path
+from forebay.core.quota.path import FRAME_EVENTS, Path
 from forebay.core.quota.terms import KeyLimits, KeyTerms, OverBudget
 from forebay.core.snapshot import Snapshot
 
@@ -167,7 +167,7 @@ class Pipeline:
         Returns for how long the driver must not read on, in ns: 0 for not at all, FOREVER when the stream has to end.
         """
         ticket = lease.ticket
-        excess = lease.generated - ticket.paid_output
+        excess = lease.generated - FRAME_EVENTS - ticket.paid_output
         if excess <= 0 or not lease.open:
             return 0
         ticket.paid_output += excess

@@ -14,14 +14,15 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from forebay.core.events import Failed, Finished, FirstToken, Undelivered
-from forebay.core.instant import SECOND
+from forebay.core.instant import FOREVER, SECOND
 from forebay.core.model import Lease, Usage
 from forebay.core.outcome import FailReason
+from forebay.core.quota.path import FRAME_EVENTS
 from forebay.core.verdicts import come_back_ns
 from forebay.engines.pool import Breakage, ResponseHead, Upstream
 from forebay.ingress.http.routes import Dialect
 from forebay.ingress.http.usage import TAIL, StreamReader, document_usage, first_event_error
-from forebay.ingress.status import REASON_PHRASES, error_body, retry_headers
+from forebay.ingress.status import REASON_PHRASES, TABLE, error_body, retry_headers
 
 if TYPE_CHECKING:
     from forebay.engines.openai import OpenAIEngine
@@ -116,6 +117,8 @@ class Relay:
     _document_cut = False  # only its end was kept
     _inflate: Any = None
     _inflated_bytes = 0
+    _client_slow = False
+    _slowed = False  # its key has to earn what was generated before more is read
 
     def __init__(self, inbound: Inbound, lease: Lease | None, engine: OpenAIEngine) -> None:
         self.inbound = inbound
@@ -154,11 +157,16 @@ class Relay:
             self.connection = None
 
     def pause(self) -> None:
+        self._client_slow = True
         if self.connection is not None:
             self.connection.pause()
 
     def resume(self) -> None:
-        if self.connection is not None:
+        self._client_slow = False
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if self.connection is not None and not (self._client_slow or self._slowed):
             self.connection.resume()
 
     # ---- from the engine -------------------------------------------------------------------------------------
@@ -252,15 +260,17 @@ class Relay:
 
     def _stream(self, data: bytes, done: bool) -> None:
         """The next bytes of an event stream."""
-        reader = self._reader
+        reader, held_ns = self._reader, 0
         if reader is not None:
             if not self._first_token and b"data:" in data:
                 self._first_token = True
                 assert self.lease is not None
                 self.inbound.site.gateway.report(FirstToken(self.lease))
             data = reader.pass_through(data, done)
-            if self.lease is not None:
-                self.lease.generated = reader.events
+            if (lease := self.lease) is not None:
+                lease.generated = reader.events
+                if reader.events - FRAME_EVENTS > lease.ticket.paid_output:
+                    held_ns = self.inbound.site.gateway.meter(lease)
             if reader.pending > EVENT_MAX:
                 self.broke(Breakage.GARBLED, "an event of the stream is too large")
                 return
@@ -280,6 +290,22 @@ class Relay:
         self._forward(data, done)
         if done:
             self._finish()
+        elif held_ns:
+            self._hold_back(held_ns)
+
+    def _hold_back(self, held_ns: int) -> None:
+        """The key cannot pay for more just now, or not at all."""
+        if held_ns >= FOREVER:
+            self.stop(FailReason.OVER_BUDGET, f"the key cannot pay for more than these {self.events} tokens")
+            return
+        self._slowed = True
+        if self.connection is not None:
+            self.connection.pause()
+        self.inbound.site.loop.call_later(held_ns / SECOND, self._earned)
+
+    def _earned(self) -> None:
+        self._slowed = False
+        self._read_on()
 
     def _inflated(self, data: bytes, done: bool) -> bytes:
         """The plain bytes of a compressed body, bounded. Raises zlib.error."""
@@ -453,7 +479,8 @@ class Relay:
         inbound = self.inbound
         if self._sse:
             dialect = inbound.route.dialect if inbound.route is not None else Dialect.OPENAI
-            body = error_body(dialect, message=text, type="server_error", code=reason.value)
+            answer = TABLE[reason.value]
+            body = error_body(dialect, message=text, type=answer.type, code=answer.code)
             event = b"event: error\ndata: " if dialect is Dialect.ANTHROPIC else b"data: "
             event = b"\n\n" * bool(self._reader is not None and self._reader.inside_event) + event + body + b"\n\n"
             if self._chunked:
