@@ -358,7 +358,7 @@ def test_c09_a_log_line_tells_why(collected: Collected, reason: str) -> None:
     assert len(lines) == 2, "one line per refusal"
     ids = {collected.answers[reason, stream].header("x-request-id") for stream in (False, True)}
     assert {line["id"] for line in lines} == ids
-    truth = {"key_requests": (2, 0), "key_tokens": (1000, None), "key_concurrency": (1, 1), "queue_full": (0, 0)}
+    truth = {"key_requests": (2, 3), "key_tokens": (1000, None), "key_concurrency": (1, 2), "queue_full": (0, 0)}
     if reason in truth:
         limit, actual = truth[reason]
         assert [line["limit"] for line in lines] == [limit, limit]

@@ -41,6 +41,7 @@ from forebay.core.tuning.fixed import FixedConfig as FixedDepthConfig
 from forebay.core.tuning.stepwise import StepwiseConfig
 
 UNBOUNDED = 1 << 62
+UNLIMITED = schema.Limits()
 FIXED_LIMIT, INITIAL_LIMIT = 64, 16  # requests in flight on one engine, where nothing else is said
 FLOOR_SHARE = 0.02
 
@@ -58,6 +59,7 @@ class KeyEntry(msgspec.Struct, frozen=True):
     hold_back: float = 0.0  # share of the places that it leaves to the classes above
     wait_budget_ns: int = 0  # of its class; 0: the gateway's
     ttft_ns: int = 0  # objective of its class; 0: the gateway's
+    max_output_tokens: int | None = None  # what it may ask an engine to generate; None: anything
 
 
 class _ClassTerms(TypedDict):
@@ -106,8 +108,15 @@ def anonymous_entry(config: Config) -> KeyEntry | None:
         mode=default.mode,
         models=None,
         routes=None,
+        max_output_tokens=output_cap(config, None),
         **_class_terms(config, default),
     )
+
+
+def output_cap(config: Config, of_key: int | None) -> int | None:
+    """The output cap that a key's requests get: the lower of its own and everybody's."""
+    caps = [cap for cap in (of_key, config.estimate.cap_output_tokens) if cap is not None]
+    return min(caps, default=None)
 
 
 def _class(config: Config, name: str) -> schema.PriorityClass:
@@ -123,6 +132,7 @@ def _entry(config: Config, key: schema.StaticKey) -> KeyEntry:
         mode=key.mode or group.mode,
         models=None if "*" in key.models else frozenset(key.models),
         routes=None if "*" in key.routes else frozenset(key.routes),
+        max_output_tokens=output_cap(config, key.cap_output_tokens),
         **_class_terms(config, group),
     )
 
@@ -142,17 +152,20 @@ def key_terms(
     config: Config, limits: KeyLimits, class_: str = "default", team: str = "", *, prepaid: bool = False
 ) -> KeyTerms:
     """What a key of a class and team may do, beside and within its own limits."""
-    shared = (f"team:{team}" if team else "", f"class:{class_}", "all")
-    groups = _groups(config)
-    return KeyTerms(limits, tuple(name for name in shared if name in groups), prepaid)
+    shared = {
+        f"team:{team}": config.teams[team].limits if team in config.teams else UNLIMITED,
+        f"class:{class_}": _class(config, class_).limits,
+        "all": config.limits.all,
+    }
+    return KeyTerms(limits, tuple(name for name, limits in shared.items() if limits != UNLIMITED), prepaid)
 
 
 def _groups(config: Config) -> dict[str, KeyLimits]:
     """Limits that keys share: those of teams, of classes and of all."""
-    limits = {f"team:{name}": key_limits(team.limits) for name, team in config.teams.items()}
-    limits |= {f"class:{name}": key_limits(group.limits) for name, group in config.classes.items()}
-    limits["all"] = key_limits(config.limits.all)
-    return {name: shared for name, shared in limits.items() if shared.limited}
+    shared = {f"team:{name}": team.limits for name, team in config.teams.items()}
+    shared |= {f"class:{name}": group.limits for name, group in config.classes.items()}
+    shared["all"] = config.limits.all
+    return {name: key_limits(limits) for name, limits in shared.items() if limits != UNLIMITED}
 
 
 def key_limits(limits: schema.ModelLimits) -> KeyLimits:

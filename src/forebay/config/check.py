@@ -298,6 +298,4 @@ def _bursts(limits: ModelLimits, path: Path) -> Iterator[Problem]:
         yield Problem((*path, "burst_s"), "allows less than one token at once", "raise it")
     day, month = limits.tokens_per_day, limits.tokens_per_month
     if day is not None and month is not None and day > month:
-        yield Problem(
-            (*path, "tokens_per_day"), f"is {day}, more than the {month} of a month", "lower it, or raise that"
-        )
+        yield Problem((*path, "tokens_per_day"), f"is {day}, more than the {month} of a month", "lower it")

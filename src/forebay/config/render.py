@@ -31,7 +31,7 @@ Forebay's configuration: every setting with its default.
 A '#' directly before a name or '[' marks what is not set by default; remove it to set it.
 Every setting may also be given in the environment as FOREBAY_SECTION__FIELD."""
 
-_EXAMPLE_NAMES = {"classes": "interactive"}
+_EXAMPLE_NAMES = {"classes": "interactive", "teams": "ops"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -424,6 +424,10 @@ class StaticKey(Section, frozen=True, rename={"class_": "class"}):
         None
     )
     limits: Annotated[Limits, Meta(description="Its own allowance.")] = Limits()
+    cap_output_tokens: Annotated[
+        Count | None,
+        Meta(description="Largest max_tokens of its requests, as in [estimate]. Unset: that one.", examples=[1024]),
+    ] = None
 
 
 class Keys(Section, frozen=True):
@@ -443,6 +447,14 @@ class Estimate(Section, frozen=True):
     output_tokens_default: Annotated[
         Count, Meta(description="Output tokens expected of, and reserved for, a request without max_tokens.")
     ] = 256
+    cap_output_tokens: Annotated[
+        Count | None,
+        Meta(
+            description="Largest max_tokens that an engine is asked for: a request with more, or without any, is sent "
+            "on with this. Unset: bodies are not touched.",
+            examples=[4096],
+        ),
+    ] = None
     message_overhead_tokens: Annotated[Amount, Meta(description="Tokens of a chat template around the text.")] = 8
 
 

@@ -92,6 +92,14 @@ REASON_PHRASES = {
 }  # fmt: skip
 
 
+_RATE_LIMIT_LINES = {
+    name: (
+        f"x-ratelimit-limit-{name}: %d\r\nx-ratelimit-remaining-{name}: %d\r\nx-ratelimit-reset-{name}: %b\r\n"
+    ).encode()
+    for name in ("requests", "tokens")
+}
+
+
 def explain(refusal: Refusal) -> str:
     """One sentence for a person: which limit, the figures behind the decision, what to do."""
     reason = refusal.reason.value
@@ -133,6 +141,14 @@ def retry_headers(retry_after_ns: int | None, obeyed: bool | None = None) -> byt
         obeyed = seconds <= RETRY_AFTER_OBEYED_S
     should = b"true" if obeyed else b"false"
     return b"retry-after: %d\r\nretry-after-ms: %d\r\nx-should-retry: %b\r\n" % (seconds, millis, should)
+
+
+def rate_limit_lines(rows: list[tuple[str, int, int, int]]) -> bytes:
+    """x-ratelimit-* of (name, limit, remaining, reset_ns)."""
+    lines = b""
+    for name, limit, remaining, reset_ns in rows:
+        lines += _RATE_LIMIT_LINES[name] % (limit, remaining, go_duration(reset_ns))
+    return lines
 
 
 def go_duration(duration_ns: int) -> bytes:

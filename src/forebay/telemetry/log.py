@@ -68,6 +68,8 @@ class AccessLog(LineWriter):
         """One line for a refusal: which limit, and what stood against it."""
         line = self._line(request, "shed", refusal.reason)
         line["limit"], line["actual"], line["unit"] = refusal.limit, refusal.actual, refusal.unit
+        if refusal.level:
+            line["level"] = refusal.level
         if predicted_wait_ns:
             line["predicted_wait_ms"] = predicted_wait_ns / MILLISECOND
         if refusal.retry_after_ns is not None:

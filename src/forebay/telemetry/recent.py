@@ -106,6 +106,7 @@ def _refused(entry: tuple[Any, ...]) -> dict[str, Any]:
         "limit": refusal.limit,
         "actual": refusal.actual,
         "unit": refusal.unit,
+        "level": refusal.level,
         "retry_after_ms": None if retry is None else retry / MILLISECOND,
         "should_retry": retry is not None and refusal.obeyed,
         "predicted_wait_ms": predicted_ns / MILLISECOND,

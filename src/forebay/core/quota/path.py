@@ -21,7 +21,7 @@ UNMETERED = FOREVER
 """Output tokens that are paid for when nothing counts tokens."""
 
 FRAME_EVENTS = 8
-"""Events of a stream that carry no token (its roles, its end, its usage): so many more than were paid for are no debt."""
+"""Events of a stream that are no token (role, end, usage): so many beyond what is paid for are no debt."""
 
 SLOWEST_NS = 10 * SECOND
 """A stream that would have to be held for longer than this to be paid is ended: the engine's place is worth more."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from forebay.config.build import KeyEntry
 from forebay.core.instant import MILLISECOND
 from forebay.core.model import OBEYED_NS, ByteClass, Lease, Refusal, Request, Ticket, Usage
+from forebay.ingress.http.amend import with_cap
 from forebay.ingress.http.headers import (
     API_KEY,
     AUTHORIZATION,
@@ -40,20 +41,13 @@ from forebay.ingress.http.relay import Relay
 from forebay.ingress.http.routes import Dialect, Route, kserve_model
 from forebay.ingress.http.site import Site
 from forebay.ingress.libraries import obeys_ns
-from forebay.ingress.status import REASON_PHRASES, TABLE, error_body, explain, go_duration, retry_headers
+from forebay.ingress.status import REASON_PHRASES, TABLE, error_body, explain, rate_limit_lines, retry_headers
 
 if TYPE_CHECKING:
     from forebay.ingress.http.server import ServerConnection
 
 REQUEST_ID_MAX = 128
 PRIORITY_MOST = 100
-
-RATE_LIMIT_LINES = {
-    name: (
-        f"x-ratelimit-limit-{name}: %d\r\nx-ratelimit-remaining-{name}: %d\r\nx-ratelimit-reset-{name}: %b\r\n"
-    ).encode()
-    for name in ("requests", "tokens")
-}
 
 _ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+=@")
 
@@ -95,6 +89,7 @@ class Inbound:
     strips_usage = False  # we asked for a usage event that the client did not ask for
     cors = b""  # header lines for the page that asks; none when no origins are configured
     _preflight: bytes | None = None  # the request headers that a preflight asks for
+    _output_cap: int | None = None  # of ours, where the body's own was above it
     _id_given = False
     _secret: bytes | None = None
     _auth_conflict = False
@@ -367,6 +362,8 @@ class Inbound:
             self.answer()
             return
         self.peeked = seen
+        if key.max_output_tokens is not None and route.generates:
+            self._cap_output(seen, key.max_output_tokens)
         self.strips_usage = seen.stream and route.usage_events and not seen.include_usage
         model = self.model = seen.model or (kserve_model(self.path) if route.dialect is Dialect.KSERVE else "")
         if self._may_use(model):
@@ -376,6 +373,13 @@ class Inbound:
             self.site.gateway.offer(request)
         else:
             self.answer()
+
+    def _cap_output(self, seen: Peek, cap: int) -> None:
+        """No request of this key asks the engine for more. One that stated no cap is still estimated by its like."""
+        stated = seen.max_output_tokens
+        if stated is None or stated > cap:
+            self._output_cap = cap
+            seen.max_output_tokens = stated if stated is None else cap
 
     def _may_use(self, model: str) -> bool:
         key = self.key
@@ -447,8 +451,10 @@ class Inbound:
         return pieces[0] if pieces else b""
 
     def upstream_body(self) -> bytes:
-        """The body as the engine is to get it: unchanged, but for a usage event that we ask for."""
+        """The body as the engine is to get it: unchanged, but for a usage event that we ask for, and a cap of ours."""
         body = self.body()
+        if self._output_cap is not None and self.route is not None and self.route.json:
+            body = with_cap(body, self._output_cap, self.route.name)
         return with_usage(body, self.peeked) if self.strips_usage and self.peeked is not None else body
 
     def upstream_head(self, engine_head: bytes, size: int, forward_key: bool) -> bytes:
@@ -574,10 +580,7 @@ class Inbound:
         key = self.key
         if key is None or not (path := self.site.gateway.pipeline.budget(key.id).path_for(self.model)).limited:
             return b""
-        lines = b""
-        for name, limit, remaining, reset_ns in path.headers(self.site.clock()):
-            lines += RATE_LIMIT_LINES[name] % (limit, remaining, go_duration(reset_ns))
-        return lines
+        return rate_limit_lines(path.headers(self.site.clock()))
 
 
 def _opaque(body: bytes) -> Peek:
