@@ -43,12 +43,13 @@ class Wall:
 class CalendarQuota:
     """Tokens of one day or month. It begins anew with each, and never because a clock was set back.
 
-    After a step back it goes on in the period that it was in. One that lies further ahead than the next was a mistake
-    of the clock: what was used in it counts until the next ends.
+    After a step back it goes on in the period that it was in. If that lies further ahead than the next, one of the two
+    readings was a mistake: what was used counts until the next ends, and again should the clock return there.
     """
 
     __slots__ = (
-        "_ends", "_period", "_since", "_turned", "_wall", "burst", "counts", "level", "limit", "used", "window_ns",
+        "_ends", "_left", "_period", "_since", "_turned", "_wall", "burst", "counts", "level", "limit", "used",
+        "window_ns",
     )  # fmt: skip
 
     def __init__(self, limit: int, window_ns: int, level: str, wall: Wall) -> None:
@@ -58,6 +59,7 @@ class CalendarQuota:
         self.used = 0
         self._wall = wall
         self._period = -FOREVER
+        self._left = (-FOREVER, 0)  # the latest period that it was called back from, and what was used in it
         self._since = self._ends = 0  # wall time between which it need not look at the calendar
         self._turned: Instant = 0  # when the period began for it
 
@@ -73,8 +75,10 @@ class CalendarQuota:
             day = wall_ns // DAY
             period = day if self.window_ns == DAY else month_of(day)
             if period > self._period:
-                self._period, self.used, self._turned = period, 0, now
+                left, used = self._left
+                self._period, self.used, self._turned = period, used if period == left else 0, now
             else:
+                self._left = max(self._left, (self._period, self.used))
                 self._period = period + 1
             self._since, self._ends = self._begin(self._period - 1), self._begin(self._period + 1)
         return wall_ns
