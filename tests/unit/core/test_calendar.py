@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.core.instant import FOREVER, SECOND
 from forebay.core.quota.calendar import CalendarQuota, Wall, first_day, month_of
 from forebay.core.quota.terms import DAY, MONTH
 
+SETTINGS = settings(max_examples=100, derandomize=True, deadline=None, database=None)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOUR = 3600 * SECOND
 
@@ -20,6 +21,7 @@ def wall_of(*when: int) -> int:
     return int((datetime(*when, tzinfo=UTC) - EPOCH) / timedelta(microseconds=1)) * 1000  # type: ignore[misc, arg-type]
 
 
+@SETTINGS
 @given(st.dates())
 def test_the_calendar_is_the_usual_one(date: datetime) -> None:
     day = (datetime(date.year, date.month, date.day, tzinfo=UTC) - EPOCH).days
@@ -69,6 +71,7 @@ def test_what_was_reserved_yesterday_is_not_given_back_today() -> None:
     assert kept.used == 90
 
 
+@SETTINGS
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.lists(st.integers(0, 400), max_size=4)), min_size=3, max_size=12),
     st.integers(-2_000, 2_000),

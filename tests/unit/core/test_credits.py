@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.core.events import Finished
@@ -18,10 +18,12 @@ from forebay.core.quota.credits import CreditLine
 from forebay.core.quota.path import FRAME_EVENTS, TOP_UP_NS
 from forebay.core.quota.terms import KeyLimits, KeyTerms
 
+SETTINGS = settings(max_examples=100, derandomize=True, deadline=None, database=None)
 POOL = PoolConfig(name="p", engines=("e",), limit=FixedConfig(limit=500))
 PREPAID = {"k": KeyTerms(prepaid=True)}
 
 
+@SETTINGS
 @given(st.lists(st.tuples(st.sampled_from(["lease", "hold", "end", "back"]), st.integers(0, 500), st.integers(0, 700))))
 def test_every_token_is_in_one_place(steps: list[tuple[str, int, int]]) -> None:
     line, leased, returned, used, open_holds = CreditLine(), 0, 0, 0, []

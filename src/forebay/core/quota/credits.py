@@ -31,7 +31,7 @@ class CreditLine:
         assert tokens >= 0, "credits: a lease takes nothing away"
         self.leased += tokens
         self.last = last
-        self._pay(self.owed)
+        self._pay()
 
     def hold(self, tokens: int) -> None:
         """Set aside what a request may use."""
@@ -42,10 +42,10 @@ class CreditLine:
         self.held -= held
         assert self.held >= 0, "credits: more was released than held"
         self.owed += used
-        self._pay(used)
+        self._pay()
 
-    def _pay(self, owed: int) -> None:
-        paid = min(owed, self.left)
+    def _pay(self) -> None:
+        paid = min(self.owed, self.left)
         self.spent += paid
         self.owed -= paid
 
