@@ -121,7 +121,7 @@ def main(quick: bool, processes: int, json_path: Path | None, dry: bool, again: 
         result = json.loads(again.read_text())
     else:
         trials = plan(
-            TRACES,
+            tuple(TRACES),
             (VARIANT_LOAD,) if quick else LOADS,
             share=0.5 if quick else 1.0,
             every=2 if quick else 1,

@@ -28,7 +28,8 @@ from forebay.workload.trace import load_trace
 PROFILE: Final = "a100-80g/llama-3.1-8b/bf16/tp1/vllm"
 TTFT_MS, TPOT_MS = 1000.0, 50.0
 """The objective: loads are multiples of what the engine serves within it, and token goodput is counted by it."""
-TRACES: Final = ("azure_llm_2023_code", "azure_llm_2023_conv", "servegen_mlarge_1h_synth")
+TRACES: Final = {"azure_llm_2023_code": 1.0, "azure_llm_2023_conv": 1.0, "servegen_mlarge_1h_synth": 0.5}
+"""How much of each recording is replayed, from its beginning: some ten to twenty thousand requests."""
 LOADS: Final = (1.2, 2.0, 4.0)
 BLOCKS: Final = 16
 """Of each recording, of which the first is warm-up."""
@@ -135,7 +136,7 @@ class Trial:
     policy: str
     setting: float
     share: float = 1.0
-    """Of the recording, from its beginning."""
+    """Of what TRACES says."""
     variant: str = ""
 
 
@@ -166,7 +167,7 @@ class Measured:
 def _arrivals(trace: str, share: float) -> list[Arrival]:
     """The recording, at its own speed."""
     found = load_trace(trace)
-    return found[: round(share * len(found))]
+    return found[: round(share * TRACES[trace] * len(found))]
 
 
 @cache
