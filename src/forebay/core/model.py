@@ -104,6 +104,7 @@ class Request(msgspec.Struct, eq=False):
     wait_budget_ns: int = 0  # of its class; 0: the pool's
     ttft_ns: int = 0  # objective for the first token, of its class; 0: the pool's
     obeys_ns: int = OBEYED_NS  # longest time to come back that the caller's library keeps to
+    retries: int | None = None  # how often its library sent it before; None: it does not say
     prefix: int = 0  # hash of how its prompt begins, 64 bits, where the pool's balancer asks for it; 0: not known
 
 

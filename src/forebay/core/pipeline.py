@@ -112,6 +112,7 @@ class Pipeline:
         ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, path, paid)
         if pool.tuning.resting:
             self.tune_at = min(self.tune_at, depths.begin(pool, now))
+        pool.returns.admitted(request.retries, now)
         turn: float | None = None
         if pool.shares and (fair := pool.fair(request.priority)) is not None:
             turn = fair.tag(request.flow or key)

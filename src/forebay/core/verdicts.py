@@ -103,15 +103,22 @@ def timed(pool: Pool, refusal: Refusal, request: Request, now: Instant) -> Refus
 
 
 def come_back_ns(pool: Pool, request: Request, now: Instant) -> int:
-    """When the ladder has a place for this caller."""
-    flow, part = "", 1.0
+    """When the calendar of returns has a place for this caller."""
+    flow, part, returns = "", 1.0, pool.returns
     if (fair := pool.fair(request.priority)) is not None:
         flow, part = request.flow or request.key, fair.part(request.weight)
-    return pool.ladder.next_ns(
-        max(pool.drain_rate(now), pool.forecast.best_rate),
+    returns.refused(request.retries, now)
+    wait_ns = pool.ladder.next_ns(
+        pool.capacity(now),
         now,
-        usual_rate=pool.forecast.usual_rate,
+        usual_rate=returns.usual_rate,
         obeys_ns=request.obeys_ns,
         flow=flow,
         part=part,
+        # Who comes back into the overload, or as soon as it has ended, is refused or keeps a new request out.
+        least_ns=min(2 * pool.forecast.service_ns, request.obeys_ns // 4) if returns.overloaded else 0,
+        shows=returns.shows,
     )
+    if request.retries is not None and wait_ns <= request.obeys_ns:
+        returns.promised(now + wait_ns)
+    return wait_ns

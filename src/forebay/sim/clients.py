@@ -134,6 +134,7 @@ class Callers:
             request.prefix = crc32(call.session.encode()) << 32 | 1  # its turns begin alike
         if isinstance(self._policy, SdkRetry):
             request.obeys_ns = int(self._policy.honoured_up_to_s * SECOND)  # its name tells the gateway
+            request.retries = call.attempts - 1
         return request
 
     def _cap(self, call: Call) -> int | None:

@@ -1,81 +1,145 @@
 """When a refused caller should come back: a control input, not a courtesy.
 
-Refused callers are handed places on a ladder whose rungs are as far apart as the pool can serve retries beside its
-usual load: 1 / (share * drain rate), where the share is what the usual load leaves free, within bounds. The promised
-time is spread by up to a quarter, always later, so that callers refused together do not return together.
+The seconds to come are a calendar. Each has room for so many returns as the pool can serve beside its usual load, and
+a refused caller gets the first room that is left, somewhere within that second, so that callers refused together do
+not return together. The room follows what is known of the pool: when it turns out to serve more than was thought, the
+nearer seconds have room again. Callers whose kept promise met a full pool may fill what the margin left to them.
 
 Nobody is promised a place later than the caller's library would wait for. Who gets none is told a later time and that
 retrying by itself cannot work: coming back in a crowd would only be refused again, and keep others out meanwhile. With
-a fair share every flow has a ladder of its own, by its part of the pool, so that one that floods delays nobody else.
+a fair share every flow has a calendar of its own, by its part of the pool, so that one that floods delays nobody else.
 """
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from forebay.core.instant import SECOND, Chance, Instant
 from forebay.core.model import OBEYED_NS
 
 FLOWS_MAX = 10_000
+SPAN = 128
+"""Seconds that a calendar holds; no library waits for longer."""
+WHOLE = 1.0 - 1e-6
+"""Of a place is enough: sums of fractions are not exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryConfig:
-    """Bounds of the ladder."""
+    """Bounds of what is promised."""
 
-    share_least: float = 0.02  # of the drain rate is promised to retries, however busy the pool usually is
-    share_most: float = 0.5
+    share_least: float = 0.02  # of the capacity is promised to returns, however busy the pool usually is
+    share_most: float = 0.95
+    headroom: float = 0.06  # of the capacity is promised to nobody
     least_ns: int = SECOND
-    spread: float = 0.25
+    spread: float = 0.25  # of waits that no calendar gave
     margin_ns: int = 5 * SECOND  # that a promise stays below what the caller's library keeps to
     beyond_ns: int = 60 * SECOND  # those who get no place are told a time up to so much beyond what is kept to
     probe_interval_ns: int = SECOND  # after which an engine that is away may be back
 
 
+class _Calendar:
+    """Places promised by the second. The room of a second may be a fraction: then a place takes several of them."""
+
+    __slots__ = ("_first", "_from", "_places", "_room", "_sought", "last")
+
+    def __init__(self, present: int) -> None:
+        self.last = present  # the latest second of which a place was given
+        self._places = array("d", bytes(8 * SPAN))
+        self._first = present  # older seconds are forgotten as it moves on
+        self._from = present  # no second before it has room
+        self._sought = present  # from which second on a place was last looked for
+        self._room = 0.0
+
+    def take(self, room: float, present: int, first: int, last: int) -> int | None:
+        """The second of the first free place from `first` on, at `room` places per second; None: none up to `last`."""
+        self._forget(present)
+        if room > self._room or first < self._sought:
+            self._from = first  # more is possible than was: nearer seconds may have room again
+        self._room, self._sought = room, first
+        places = self._places
+        begin = second = max(self._from, first)
+        found = 0.0
+        while second <= last:
+            found += max(0.0, room - places[second % SPAN])
+            if found >= WHOLE:
+                break
+            second += 1
+            if not found:
+                self._from = begin = second
+        else:
+            return None
+        for filled in range(begin, second):
+            places[filled % SPAN] = max(room, places[filled % SPAN])
+        places[second % SPAN] = max(room, places[second % SPAN]) - max(0.0, found - 1.0)
+        self.last = max(self.last, second)
+        return second
+
+    def _forget(self, present: int) -> None:
+        for past in range(self._first, min(present, self._first + SPAN)):
+            self._places[past % SPAN] = 0.0
+        self._first = max(self._first, present)
+
+
 class RetryLadder:
-    """Spreads retries of one pool over the time that it needs to serve them."""
+    """Spreads returns to one pool over the time that it needs to serve them."""
 
     def __init__(self, config: RetryConfig, chance: Chance) -> None:
         self._config = config
         self._chance = chance
-        self._next: dict[str, Instant] = {}  # by flow; "" is everybody
+        self._calendars: dict[str, _Calendar] = {}  # by flow; "" is everybody
+        self._tidied = -1  # the second in which those without a promise were last let go
 
     def next_ns(
         self,
-        drain_rate: float,
+        capacity: float,
         now: Instant,
         *,
         usual_rate: float = 0.0,
         obeys_ns: int = OBEYED_NS,
         flow: str = "",
         part: float = 1.0,
+        least_ns: int = 0,
+        shows: float = 1.0,
     ) -> int:
         """Nanoseconds after which the caller refused now should return; more than `obeys_ns` if it should not.
 
-        `usual_rate`: requests per second that the pool serves over a longer time. `part`: the flow's part of the pool.
+        `capacity`: requests per second that the pool can serve; 0.0 when nothing is known. `usual_rate`: those that it
+        serves over a longer time, returns left out. `part`: the flow's part of the pool. `least_ns`: nobody should
+        come sooner. `shows`: the share of those told to come back who do.
         """
         config = self._config
-        rung = config.least_ns
-        if drain_rate > 0:
-            free = min(config.share_most, max(config.share_least, 1 - usual_rate / drain_rate))
-            rung = int(SECOND / (free * drain_rate * part))
-        at = max(self._next.get(flow, 0), now) + rung
-        wait = max(config.least_ns, at - now)
-        if wait * (1 + config.spread) > obeys_ns - config.margin_ns:
+        room = float(SECOND) / config.least_ns
+        if capacity > 0:
+            free = min(config.share_most, max(config.share_least, 1 - config.headroom - usual_rate / capacity))
+            room = free * capacity * part / shows
+        present = now // SECOND
+        first = -(-(now + max(config.least_ns, least_ns)) // SECOND)
+        last = min((now + obeys_ns - config.margin_ns) // SECOND - 1, present + SPAN - 1)
+        second = self._calendar(flow, present).take(room, present, first, last)
+        if second is None:
             return obeys_ns + SECOND + int(config.beyond_ns * self._chance.random())
-        if flow not in self._next and len(self._next) >= FLOWS_MAX:
-            self._next = {name: then for name, then in self._next.items() if then > now}
-        if flow in self._next or len(self._next) < FLOWS_MAX:
-            self._next[flow] = at
-        return wait + self._spread(wait)
+        return second * SECOND + int(SECOND * self._chance.random()) - now
+
+    def _calendar(self, flow: str, present: int) -> _Calendar:
+        """That of the flow; beyond the most that are kept, the new ones share that of everybody."""
+        calendars = self._calendars
+        if flow not in calendars and len(calendars) >= FLOWS_MAX:
+            if self._tidied < present:
+                self._tidied = present
+                self._calendars = calendars = {name: one for name, one in calendars.items() if one.last >= present}
+            if len(calendars) >= FLOWS_MAX:
+                flow = ""
+        calendar = calendars.get(flow)
+        if calendar is None:
+            calendar = calendars[flow] = _Calendar(present)
+        return calendar
 
     def spread_ns(self, wait_ns: int) -> int:
         """The same wait, a little later for some."""
-        return wait_ns + self._spread(wait_ns)
+        return wait_ns + int(wait_ns * self._config.spread * self._chance.random())
 
     def exact_ns(self, wait_ns: int) -> int:
         """A wait known exactly (a bucket's refill), later by at most 5 % or half a second."""
         return wait_ns + int(min(wait_ns // 20, SECOND // 2) * self._chance.random())
-
-    def _spread(self, wait_ns: int) -> int:
-        return int(wait_ns * self._config.spread * self._chance.random())

@@ -13,11 +13,14 @@ from forebay.core.dispatch.others import Others
 from forebay.core.dispatch.peak import peak_tokens
 from forebay.core.dispatch.pressure import MemoryPressure, PressureConfig
 from forebay.core.dispatch.ramp import Ramp, RampConfig
-from forebay.core.instant import Instant
+from forebay.core.instant import SECOND, Instant
 from forebay.core.limits.limit import Answer, Limit, View
 from forebay.core.model import Batch, EngineSignal, Lease, Ticket, Usage
 
 DEFAULT_RAMP, DEFAULT_PRESSURE = RampConfig(), PressureConfig()
+
+OUTPUTS_KEPT = 64
+"""Answers over which their mean length is taken."""
 
 
 class Engine:
@@ -40,6 +43,7 @@ class Engine:
         "limit",
         "name",
         "others",
+        "output_tokens",
         "place_ns",
         "places",
         "prefill_tokens",
@@ -78,6 +82,7 @@ class Engine:
         self.in_flight = 0  # leases
         self.tokens = 0  # expected tokens of the leases
         self.prefill_tokens = 0  # prompt tokens of streams whose first token is to come
+        self.output_tokens = 0.0  # of an answer, on average; kept for limits that learn
         self.view_at: Instant = 0  # when the limit wants its next view; 0: not while nothing is in flight
         self._leases: dict[Lease, None] = {}
         self._seen_at: Instant = 0
@@ -221,6 +226,9 @@ class Engine:
     def answered(self, lease: Lease, usage: Usage | None, now: Instant) -> None:
         """A lease is about to end with a proper answer."""
         first = lease.ticket.first_token
+        if usage is not None and usage.output_tokens > 0:
+            mean = self.output_tokens
+            self.output_tokens = mean + (usage.output_tokens - mean) / OUTPUTS_KEPT if mean else usage.output_tokens
         self.limit.answered(
             Answer(
                 now - lease.opened,
@@ -230,6 +238,11 @@ class Engine:
             ),
             now,
         )
+
+    def capacity(self, first_ns: int) -> float:
+        """Requests per second with every place taken, at the pace of now; 0.0 when that is not known."""
+        held_ns = first_ns + self.output_tokens * self.limit.gap_ns
+        return self.limit.requests * SECOND / held_ns if self.output_tokens and self.limit.gap_ns else 0.0
 
     def show(self, waiting: bool, now: Instant) -> None:
         """Let the limit see what the engine holds."""

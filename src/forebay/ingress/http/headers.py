@@ -4,7 +4,7 @@ from __future__ import annotations
 
 CONTENT_LENGTH, TRANSFER_ENCODING, AUTHORIZATION, API_KEY, HOST, EXPECT, REQUEST_ID, CONTENT_TYPE = range(8)
 CONTENT_ENCODING, DEADLINE_MS, PRIORITY, DROP, CONNECTION, FLOW, READ_TIMEOUT, UPGRADE = range(8, 16)
-USER_AGENT, ORIGIN, PREFLIGHT_METHOD, PREFLIGHT_HEADERS = range(16, 20)
+USER_AGENT, ORIGIN, PREFLIGHT_METHOD, PREFLIGHT_HEADERS, RETRY_COUNT = range(16, 21)
 KNOWN: dict[bytes, int] = {
     b"content-length": CONTENT_LENGTH,
     b"transfer-encoding": TRANSFER_ENCODING,
@@ -29,6 +29,7 @@ KNOWN: dict[bytes, int] = {
     b"upgrade": UPGRADE,
     b"accept-encoding": DROP,
     b"user-agent": USER_AGENT,
+    b"x-stainless-retry-count": RETRY_COUNT,
     b"origin": ORIGIN,
     b"access-control-request-method": PREFLIGHT_METHOD,
     b"access-control-request-headers": PREFLIGHT_HEADERS,

@@ -31,6 +31,7 @@ from forebay.ingress.http.headers import (
     PRIORITY,
     READ_TIMEOUT,
     REQUEST_ID,
+    RETRY_COUNT,
     TRANSFER_ENCODING,
     UPGRADE,
     USER_AGENT,
@@ -99,6 +100,7 @@ class Inbound:
     _priority: int | None = None
     _flow = ""
     _obeys_ns = OBEYED_NS
+    _retries: int | None = None
 
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
@@ -152,6 +154,9 @@ class Inbound:
         elif known == USER_AGENT:
             self._obeys_ns = obeys_ns(value)
             self.forward.append(b"user-agent: %b\r\n" % value)
+        elif known == RETRY_COUNT:
+            self._retries = int(value) if value.isdigit() and len(value) < 4 else None
+            self.forward.append(b"x-stainless-retry-count: %b\r\n" % value)
         elif known == PRIORITY:
             if value.isdigit() and len(value) < 5:
                 self._priority = int(value)
@@ -255,6 +260,7 @@ class Inbound:
         self._priority = known._priority
         self._flow = known._flow
         self._obeys_ns = known._obeys_ns
+        self._retries = known._retries
         self.head_done = self.complete = True
         if size:  # a pattern has no body
             site = self.site
@@ -422,6 +428,7 @@ class Inbound:
             key.wait_budget_ns,
             key.ttft_ns,
             self._obeys_ns,
+            self._retries,
         )
 
     def _pass_on(self, route: Route) -> None:

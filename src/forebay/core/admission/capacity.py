@@ -1,0 +1,61 @@
+"""What a pool can serve when every place is taken, known from the first overload on.
+
+A full pool shows it, but only once the requests that filled it have ended: what ends before that was begun at another
+load. Until then limits that look at the pace of streams say it ahead (places / time of a request at this pace); where
+there is none, it is put between what was shown and places / time of a request, nearer to the first: a fuller engine is
+slower.
+Between overloads the last figure stands.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+from forebay.core.instant import SECOND, Instant
+
+KEPT_NS = 10 * SECOND
+"""Time constant of the figure while it moves."""
+APART_NS = 2 * SECOND
+"""A pool that was not looked at for so long may have been anything but full meanwhile."""
+
+
+class Capacity:
+    """Looked at whenever a request is refused."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        """Requests per second; 0.0 before the first overload."""
+        self._full_since: Instant = 0
+        self._looked_at: Instant = 0
+
+    def look(
+        self,
+        now: Instant,
+        *,
+        full: bool,
+        places: int,
+        service_ns: int,
+        paced: float,
+        drain_rate: float,
+        best_rate: float,
+    ) -> float:
+        """Requests per second, as far as is known; 0.0 when nothing is.
+
+        `paced`: what the limits say ahead, or 0.0. `drain_rate`: what ends now; `best_rate`: the most lately.
+        """
+        shown = max(drain_rate, best_rate)
+        if not full:
+            self._full_since = 0
+            return self.rate or shown
+        if not self._full_since or now - self._looked_at > APART_NS:
+            self._full_since = now
+        if now - self._full_since > service_ns and drain_rate:
+            seen = drain_rate
+        elif paced:
+            seen = paced
+        else:
+            seen = max(shown, (shown * shown * places * SECOND / service_ns) ** (1 / 3)) if service_ns else shown
+        keep = exp(-(now - self._looked_at) / KEPT_NS) if self.rate else 0.0
+        self.rate = keep * self.rate + (1.0 - keep) * seen
+        self._looked_at = now
+        return self.rate
