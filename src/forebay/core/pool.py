@@ -40,9 +40,6 @@ from forebay.core.tuning.pair import Tuners
 LAST_CALL_NS = MILLISECOND
 """A forming batch leaves this long before one of its members expires."""
 
-FULL_SHARE = 0.9
-"""Of the places are taken when a pool is called full: some are free for a moment, or for those who come next."""
-
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
@@ -84,7 +81,7 @@ class Pool:
         self.depth.depth_limit = self.tuning.acting.depth
         self.ladder = RetryLadder(config.retry, chance)
         self.returns = Returns()
-        self._capacity = Capacity()
+        self.capacity = Capacity()
         self.warmup = WarmupClock()
         self.batcher = build_batcher(config.batching)
         self.balancer = build_balancer(config.balance, chance)
@@ -247,19 +244,6 @@ class Pool:
     def drain_rate(self, now: Instant) -> float:
         """Slot releases per second of all its engines; 0.0 when nothing is known."""
         return self.forecast.drain_rate(self.in_flight, now)
-
-    def capacity(self, now: Instant) -> float:
-        """Requests per second that it can serve with every place taken; 0.0 when nothing is known."""
-        forecast, places = self.forecast, self.places
-        return self._capacity.look(
-            now,
-            full=self.in_flight >= FULL_SHARE * places,
-            places=places,
-            service_ns=forecast.service_ns,
-            paced=sum(engine.capacity(forecast.first_ns) for engine in self.learning),
-            drain_rate=self.drain_rate(now),
-            best_rate=forecast.best_rate,
-        )
 
     def fair(self, priority: int) -> FairShare | None:
         """The shares among the flows of one priority; None when nothing is kept of them."""

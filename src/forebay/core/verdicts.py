@@ -14,6 +14,8 @@ SHARED = frozenset({
     ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, ShedReason.KEY_SHARE, EvictReason.EXPIRED, EvictReason.DISPLACED
 })  # the ladder says when  # fmt: skip
 EXACT = frozenset({ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS})  # their end is known
+FULL_SHARE = 0.9
+"""Of the places are taken when a pool is called full: some are free for a moment, or for those who come next."""
 
 
 def away(pool: Pool, serving_from: Instant | None, now: Instant) -> Refusal:
@@ -109,7 +111,7 @@ def come_back_ns(pool: Pool, request: Request, now: Instant) -> int:
         flow, part = request.flow or request.key, fair.part(request.weight)
     returns.refused(request.retries, now)
     wait_ns = pool.ladder.next_ns(
-        pool.capacity(now),
+        capacity(pool, now),
         now,
         usual_rate=returns.usual_rate,
         obeys_ns=request.obeys_ns,
@@ -122,3 +124,17 @@ def come_back_ns(pool: Pool, request: Request, now: Instant) -> int:
     if request.retries is not None and wait_ns <= request.obeys_ns:
         returns.promised(now + wait_ns)
     return wait_ns
+
+
+def capacity(pool: Pool, now: Instant) -> float:
+    """Requests per second that the pool can serve with every place taken; 0.0 when nothing is known."""
+    forecast, places = pool.forecast, pool.places
+    return pool.capacity.look(
+        now,
+        full=pool.in_flight >= FULL_SHARE * places,
+        places=places,
+        service_ns=forecast.service_ns,
+        paced=sum(engine.capacity(forecast.first_ns) for engine in pool.learning),
+        drain_rate=pool.drain_rate(now),
+        best_rate=forecast.best_rate,
+    )

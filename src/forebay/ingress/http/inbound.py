@@ -157,9 +157,8 @@ class Inbound:
         elif known == RETRY_COUNT:
             self._retries = int(value) if value.isdigit() and len(value) < 4 else None
             self.forward.append(b"x-stainless-retry-count: %b\r\n" % value)
-        elif known == PRIORITY:
-            if value.isdigit() and len(value) < 5:
-                self._priority = int(value)
+        elif known == PRIORITY and value.isdigit() and len(value) < 5:
+            self._priority = int(value)
         elif known == FLOW:
             self._flow = value[:REQUEST_ID_MAX].decode("latin-1")
         else:
