@@ -37,3 +37,17 @@ KNOWN: dict[bytes, int] = {
 
 PAGE_NAMES = {number: name for name, number in KNOWN.items() if number >= ORIGIN}
 """Those that browsers send of a page."""
+
+
+def whole(value: bytes, digits: int) -> int | None:
+    """A whole number of at most so many digits; None for anything else."""
+    return int(value) if value.isdigit() and len(value) <= digits else None
+
+
+def milliseconds(value: bytes) -> int | None:
+    """Seconds as the SDK writes them (600, 600.0, None)."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        return None
+    return int(seconds * 1000) if 0 < seconds < 1e6 else None

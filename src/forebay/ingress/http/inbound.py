@@ -35,6 +35,8 @@ from forebay.ingress.http.headers import (
     TRANSFER_ENCODING,
     UPGRADE,
     USER_AGENT,
+    milliseconds,
+    whole,
 )  # fmt: skip
 from forebay.ingress.http.peek import BadRequest, Peek, peek, with_usage
 from forebay.ingress.http.prefix import prefix_of
@@ -147,18 +149,18 @@ class Inbound:
         elif known == CONNECTION:
             self.nominated = value.lower()
         elif known == DEADLINE_MS:
-            self._deadline_ms = int(value) if value.isdigit() and len(value) < 10 else None
+            self._deadline_ms = whole(value, 9)
         elif known == READ_TIMEOUT:
-            self._patience_ms = _milliseconds(value)
+            self._patience_ms = milliseconds(value)
             self.forward.append(b"x-stainless-read-timeout: %b\r\n" % value)
         elif known == USER_AGENT:
             self._obeys_ns = obeys_ns(value)
             self.forward.append(b"user-agent: %b\r\n" % value)
         elif known == RETRY_COUNT:
-            self._retries = int(value) if value.isdigit() and len(value) < 4 else None
+            self._retries = whole(value, 3)
             self.forward.append(b"x-stainless-retry-count: %b\r\n" % value)
-        elif known == PRIORITY and value.isdigit() and len(value) < 5:
-            self._priority = int(value)
+        elif known == PRIORITY:
+            self._priority = whole(value, 4)
         elif known == FLOW:
             self._flow = value[:REQUEST_ID_MAX].decode("latin-1")
         else:
@@ -592,12 +594,3 @@ class Inbound:
 def _opaque(body: bytes) -> Peek:
     """A body that is not JSON (audio): priced by its size, one token per 320 bytes of sound."""
     return Peek(counted_tokens=len(body) // 320 + 1, byte_class=ByteClass.ASCII)
-
-
-def _milliseconds(value: bytes) -> int | None:
-    """Seconds as the SDK writes them (600, 600.0, None)."""
-    try:
-        seconds = float(value)
-    except ValueError:
-        return None
-    return int(seconds * 1000) if 0 < seconds < 1e6 else None
