@@ -1,0 +1,361 @@
+"""The ledger's side of a running gateway: what tickets used goes out, credit comes in, and nobody waits for a database.
+
+Everything here runs on the event loop and only appends to lists or reads integers. The scribe's threads write the
+journal, the clerk's thread talks to the store; their answers come back by `call_soon_threadsafe`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+from forebay.core.model import Demand, Lease, Refusal, Request, Ticket
+from forebay.core.quota.credits import CreditLine
+from forebay.errors import ForebayError
+from forebay.ledger.clerk import Clerk
+from forebay.ledger.credits import Grant, Hold
+from forebay.ledger.database import Database
+from forebay.ledger.journal import Frame, Journal, Kind
+from forebay.ledger.posting import Posting
+from forebay.ledger.recovery import recover
+from forebay.ledger.scribe import Scribe
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 1.0
+"""For so long an account that had nothing more is not asked again."""
+SOON_S = 10.0
+"""A lease that lasted less than this is followed by one of twice the size."""
+TEND_S = 0.05
+SETTLED, PREPAID = int(Kind.SETTLED), int(Kind.PREPAID)
+
+
+@dataclass(frozen=True, slots=True)
+class DeskConfig:
+    """Times in seconds, sizes in bytes, credit in tokens."""
+
+    journal: Path
+    write_s: float = 0.01
+    sync_s: float = 0.05
+    post_s: float = 0.2
+    bytes_most: int = 1 << 30
+    lease_tokens: int = 20_000
+    lease_tokens_most: int = 2_000_000
+    lease_ttl_s: float = 300.0
+    lease_wait_s: float = 2.0
+    idle_s: float = 60.0
+    waiting_most: int = 1000
+
+
+class Till(Protocol):
+    """The gateway, as far as credit goes."""
+
+    def lease_credit(self, key: str, tokens: int, *, last: bool = False) -> None: ...
+
+    def return_credit(self, key: str) -> int: ...
+
+    def credit(self, key: str) -> CreditLine | None: ...
+
+    def estimate(self, request: Request) -> Demand: ...
+
+
+class Waiter(Protocol):
+    """A request that waits for its key's credit."""
+
+    waits_for_credit: bool
+
+    def credit_came(self) -> None:
+        """Go on: the pipeline decides."""
+        ...
+
+    def no_credit_came(self, text: str) -> None:
+        """It did not come in time, or cannot come now."""
+        ...
+
+
+class Counter(Enum):
+    """What the desk says to a request of a prepaid key."""
+
+    GO_ON = 0
+    WAIT = 1
+    CLOSED = 2
+
+
+@dataclass(slots=True)
+class _Key:
+    """What the desk knows of one prepaid key."""
+
+    want: int
+    asked_at: float = 0.0  # 0: nothing is asked
+    told_at: float = -1e9
+    seen_at: float = 0.0
+    need: int = 0
+
+
+class Desk:
+    """Binds one gateway to one store. `bind` it to the gateway, `start` it on the loop, `stop` it after the drain."""
+
+    def __init__(self, database: Database, config: DeskConfig, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
+        """Takes the journal's folder, posts what an earlier process left there, and begins a new journal.
+
+        Raises ForebayError when the folder, the journal in it or the store cannot be used.
+        """
+        self.config = config
+        self._wall_ns, self._wall_latest = wall_ns, 0
+        self._posting = Posting(database)
+        journal = Journal(config.journal)
+        try:
+            self.recovered = recover(journal, self._posting)
+            name = uuid4().hex
+            self._posting.register(name, str(config.journal.absolute()))
+            journal.begin(name)
+        except OSError as error:
+            journal.end(remove=False)
+            raise ForebayError(f"the journal {config.journal} cannot be written: {error.strerror}") from None
+        except BaseException:
+            journal.end(remove=False)
+            raise
+        self._journal = journal
+        self._scribe = Scribe(
+            journal, write_s=config.write_s / 2, sync_s=config.sync_s, bytes_most=config.bytes_most,
+            wall_ms=self._wall_ms, written=self._written,
+        )  # fmt: skip
+        self._clerk = Clerk(
+            self._posting, name, post_s=config.post_s, lease_ttl_s=config.lease_ttl_s,
+            deliver=lambda granted: self._call(self._granted, granted),
+            lapsed=lambda: self._call(self._lapsed),
+            posted=lambda number: self._call(journal.posted, number),
+        )  # fmt: skip
+        self._keys: dict[str, _Key] = {}
+        self._waiting: dict[str, list[Waiter]] = {}
+        self._deadlines: deque[tuple[float, str, Waiter]] = deque()
+        self.waiting = 0
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    def used(self) -> dict[str, tuple[int, int]]:
+        """key -> tokens that it used today and this month, as the store knows them. Blocks; for the start."""
+        found: dict[str, tuple[int, int]] = {}
+        for key, period, _, tokens_in, tokens_out in self._posting.used(self._wall_ms()):
+            day, month = found.get(key, (0, 0))
+            tokens = tokens_in + tokens_out
+            found[key] = (tokens, month) if period == "day" else (day, tokens)
+        return found
+
+    def start(self, loop: asyncio.AbstractEventLoop, till: Till) -> None:
+        self._loop, self._till = loop, till
+        self._scribe.start()
+        self._clerk.start()
+        self._timer = loop.call_later(TEND_S, self._tend)
+
+    def stop(self) -> None:
+        """Write and post what there is, and give the leases back. Blocks, for some seconds when the store is away."""
+        self._timer.cancel()
+        self._scribe.stop()
+        done = self._clerk.stop() and self._scribe.trouble is None
+        if not done:
+            log.warning("the store did not take everything; the next start posts what the journal holds")
+        self._journal.end(remove=done)
+
+    # ---- figures -----------------------------------------------------------------------------------------------
+
+    @property
+    def degraded(self) -> list[str]:
+        """What does not work now, in words; empty when all does."""
+        return [text for text in (self._scribe.trouble, self._clerk.trouble) if text is not None]
+
+    @property
+    def lost(self) -> int:
+        """Settlements that neither the journal nor memory could hold."""
+        return self._scribe.lost
+
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the journal's folder."""
+        return self._journal.size
+
+    def lag_s(self) -> float:
+        """Age of the oldest settlement that the store does not have."""
+        return self._clerk.lag_s()
+
+    # ---- observer of tickets -----------------------------------------------------------------------------------
+
+    def closed(self, ticket: Ticket) -> None:
+        """A request ended: what it used goes to the journal."""
+        usage, credit = ticket.usage, ticket.path.credit
+        if credit is not None:
+            metered = self._scribe.streams.pop(ticket.sequence, None) is not None
+            if usage is None and not metered:
+                return
+        elif usage is None:
+            return
+        tokens_in = tokens_out = 0
+        if usage is not None:  # an engine's word of less than nothing would mint tokens
+            tokens_in, tokens_out = max(0, usage.input_tokens), max(0, usage.output_tokens)
+        kind = SETTLED if credit is None else PREPAID
+        self._scribe.note((kind, ticket.request.key, ticket.sequence, tokens_in, tokens_out))
+
+    def shed(self, request: Request, refusal: Refusal, predicted_wait_ns: int) -> None:
+        """Nothing was used."""
+
+    # ---- prepaid requests --------------------------------------------------------------------------------------
+
+    def knows(self, key: str) -> bool:
+        """Is the pipeline's word on a prepaid key's credit worth anything now? If not, its credit is asked for."""
+        line = self._till.credit(key)
+        if line is None or line.left > 0 or self._just_told(key):
+            return True
+        self._ask(key, 1)
+        return False
+
+    def arrive(self, request: Request, waiter: Waiter) -> Counter:
+        """A prepaid key's request is whole: may it go on to the pipeline, or must it wait for credit?
+
+        A waiter that is told to WAIT hears of it later, once; one whose client leaves must `leave`.
+        """
+        key = request.key
+        line = self._till.credit(key)
+        if line is None:
+            return Counter.GO_ON
+        if self._scribe.trouble is not None:
+            return Counter.CLOSED
+        demand = self._till.estimate(request)
+        need, left = demand.reserved, line.left
+        state = self._state(key)
+        if need <= left:
+            if left - need < state.want // 2 and not line.last:
+                self._ask(key, 0)
+            return Counter.GO_ON
+        if self._just_told(key):
+            return Counter.GO_ON
+        if self._clerk.trouble is not None or self.waiting >= self.config.waiting_most:
+            return Counter.CLOSED
+        self._ask(key, need - left)
+        waiter.waits_for_credit = True
+        self.waiting += 1
+        self._waiting.setdefault(key, []).append(waiter)
+        self._deadlines.append((self._loop.time() + self.config.lease_wait_s, key, waiter))
+        return Counter.WAIT
+
+    def leave(self, waiter: Waiter) -> None:
+        """The client of a waiting request has gone."""
+        if waiter.waits_for_credit:
+            waiter.waits_for_credit = False
+            self.waiting -= 1
+
+    def streams(self, lease: Lease) -> None:
+        """A stream of a prepaid key was dispatched: it is metered into the journal from now on."""
+        self._scribe.stream(lease)
+
+    def drain(self) -> None:
+        """Nothing is admitted any more: let those that wait be told so by the pipeline."""
+        for key in list(self._waiting):
+            self._wake(key)
+
+    def forget(self, key: str) -> None:
+        """A key is not served any more: its credit goes back."""
+        if self._keys.pop(key, None) is not None:
+            self._give_back(key)
+            self._wake(key)
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _state(self, key: str) -> _Key:
+        state = self._keys.get(key)
+        if state is None:
+            state = self._keys[key] = _Key(self.config.lease_tokens)
+        state.seen_at = self._loop.time()
+        return state
+
+    def _just_told(self, key: str) -> bool:
+        """Did the store say, a moment ago, that there is no more than what is here?"""
+        state = self._keys.get(key)
+        return state is not None and self._loop.time() - state.told_at < FRESH_S
+
+    def _ask(self, key: str, need: int) -> None:
+        state, now = self._state(key), self._loop.time()
+        if state.asked_at and need <= state.need:
+            return
+        state.asked_at, state.need = state.asked_at or now, max(need, state.need)
+        self._clerk.ask(Hold(key, state.need, max(state.want, state.need)))
+
+    def _granted(self, granted: Mapping[str, Grant]) -> None:
+        now = self._loop.time()
+        for key, grant in granted.items():
+            state = self._keys.get(key)
+            if state is None:  # forgotten in the meantime
+                self._clerk.give_back(key, grant.tokens)
+                continue
+            if grant.tokens >= state.want and now - state.told_at < SOON_S:
+                state.want = min(2 * state.want, self.config.lease_tokens_most)
+            short = grant.tokens < state.need
+            state.asked_at, state.need = 0.0, 0
+            last = grant.rest == 0
+            self._till.lease_credit(key, grant.tokens, last=last)
+            if short or last:
+                state.told_at = now
+            self._wake(key)
+
+    def _wake(self, key: str) -> None:
+        for waiter in self._waiting.pop(key, ()):
+            if waiter.waits_for_credit:
+                self.leave(waiter)
+                waiter.credit_came()
+
+    def _tend(self) -> None:
+        """A few times a second: end waits that are over, ask for streams that run short, return what lies idle."""
+        now = self._loop.time()
+        self._timer = self._loop.call_later(TEND_S, self._tend)
+        while self._deadlines and (self._deadlines[0][0] <= now or not self._deadlines[0][2].waits_for_credit):
+            _, key, waiter = self._deadlines.popleft()
+            if waiter.waits_for_credit:
+                self._waiting[key].remove(waiter)
+                self.leave(waiter)
+                waiter.no_credit_came("the store did not lease this key's credit in time")
+        for lease in self._scribe.streams.values():
+            key = lease.ticket.request.key
+            line = self._till.credit(key)
+            if line is not None and not line.left and not (line.last and self._just_told(key)):
+                self._ask(key, 1)
+        self._return_idle(now)
+
+    def _return_idle(self, now: float) -> None:
+        for key, state in list(self._keys.items()):
+            if now - state.seen_at > self.config.idle_s and not state.asked_at:
+                line = self._till.credit(key)
+                if line is None or not line.held:
+                    del self._keys[key]
+                    self._give_back(key)
+
+    def _lapsed(self) -> None:
+        """The store was away for so long that others take this gateway for dead: its credit is no longer its own."""
+        for key in list(self._keys):
+            self._give_back(key)
+
+    def _give_back(self, key: str) -> None:
+        if self._till.credit(key) is not None and (tokens := self._till.return_credit(key)):
+            self._clerk.give_back(key, tokens)
+
+    def _wall_ms(self) -> int:
+        """Milliseconds since 1970; a clock that was set back stands still until it is past again."""
+        self._wall_latest = max(self._wall_latest, self._wall_ns() // 1_000_000)
+        return self._wall_latest
+
+    # ---- from the threads --------------------------------------------------------------------------------------
+
+    def _written(self, frame: Frame) -> None:
+        self._clerk.take(frame)
+
+    def _call(self, what: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(what, *arguments)
+        except RuntimeError:
+            pass  # the loop has ended
