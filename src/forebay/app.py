@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from forebay.config import schema
 from forebay.config.build import anonymous_entry, engine_names, key_table, pipeline_config
@@ -47,6 +47,9 @@ from forebay.telemetry.metrics import Metrics, Sources, registry
 from forebay.telemetry.recent import Recent
 from forebay.telemetry.recorder import Recorder, open_record
 from forebay.telemetry.tuning import tuners
+
+if TYPE_CHECKING:
+    from forebay.ledger.desk import Desk
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +85,10 @@ class App:
         self.access_log, self.recorder = self._open_access_log(), self._open_record()
         self._writers = [writer for writer in (self.access_log, self.recorder) if writer is not None]
         self.recent = self._make_recent()
+        self.desk = self._open_desk()
         observers: tuple[Observer, ...] = (self.metrics, *self._writers)
+        if self.desk is not None:
+            observers += (self.desk,)
         if self.recent is not None:
             observers += (self.recent,)
         observer = Observers(observers) if len(observers) > 1 else self.metrics
@@ -96,6 +102,7 @@ class App:
         self.watch = Watch(config, self.engines, self.gateway)
         self.site = self._make_site(loop)
         self._stack.callback(self.site.stop)
+        self._start_desk(loop)
         await self._open_admin()
         await self._probe_first()
         await self._open_data_port(loop)
@@ -157,6 +164,8 @@ class App:
             await asyncio.wait_for(self._hurry.wait(), self.config.server.drain_delay_s)
         site.draining = True
         self.gateway.drain()
+        if self.desk is not None:
+            self.desk.drain()
         for connection in list(site.connections):
             connection.shut_down()
         deadline = site.loop.time() + timeout_s
@@ -194,6 +203,7 @@ class App:
             "degraded": [
                 *(trouble for writer in self._writers if (trouble := writer.degraded) is not None),
                 *self.watch.degraded(),
+                *(() if self.desk is None else self.desk.degraded),
             ],
             "signal_ages_s": {name: round(age, 1) for name, age in self.watch.ages_s().items()},
             "gpus": [reading._asdict() for reading in self.watch.gpu_readings()],
@@ -254,6 +264,41 @@ class App:
         )
         self._stack.callback(recorder.close)
         return recorder
+
+    def _open_desk(self) -> Desk | None:
+        """The ledger, when there is a store: SQLAlchemy is imported for nobody else."""
+        url, ledger = self.config.keys.store, self.config.ledger
+        if url is None:
+            return None
+        from forebay.ledger.database import open_store
+        from forebay.ledger.desk import Desk, DeskConfig
+
+        database = open_store(url)
+        self._stack.callback(database.close)
+        desk = Desk(
+            database,
+            DeskConfig(
+                Path(ledger.journal),
+                write_s=ledger.write_interval_ms / 1000,
+                sync_s=ledger.sync_interval_ms / 1000,
+                post_s=ledger.post_interval_ms / 1000,
+                bytes_most=ledger.journal_max_bytes,
+                lease_tokens=ledger.lease_tokens,
+                lease_ttl_s=ledger.lease_ttl_s,
+                lease_wait_s=ledger.lease_wait_s,
+                idle_s=ledger.lease_idle_s,
+                waiting_most=ledger.waiting_limit,
+            ),
+        )
+        self._stack.push_async_callback(asyncio.to_thread, desk.stop)
+        return desk
+
+    def _start_desk(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self.desk is None:
+            return
+        self.desk.start(loop, self.gateway)
+        for key, (day_tokens, month_tokens) in self.desk.used().items():
+            self.gateway.restore_usage(key, day_tokens, month_tokens)
 
     def _flush_writers(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._writers:

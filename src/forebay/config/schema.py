@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from forebay.config.fields import DAY_S, Amount, Count, Milliseconds, Name, Seconds, Section, Text
+from forebay.config.ledger import Ledger
 from forebay.config.ports import Admin, Responses, Server, Tls
 from forebay.config.secret import Secret
 from forebay.config.tuner import Tuner
@@ -436,7 +437,11 @@ class Keys(Section, frozen=True):
     anonymous: Annotated[bool, Meta(description="Serve callers without a key, within [limits.default].")] = True
     store: Annotated[
         Text | None,
-        Meta(description="Database of keys. No effect in this version.", examples=["sqlite:///forebay.db"]),
+        Meta(
+            description="Database of keys, of their use and their credit: SQLite by path, or PostgreSQL by URL. Unset: "
+            "only static keys, and nothing is kept.",
+            examples=["sqlite:///forebay.db"],
+        ),
     ] = None
     static: Annotated[tuple[StaticKey, ...], Meta(description="Keys of this file.")] = ()
 
@@ -535,13 +540,14 @@ class Config(Section, frozen=True):
     engines: tuple[Engine, ...] = ()
     routes: tuple[Route, ...] = ()
     keys: Keys = Keys()
+    ledger: Ledger = Ledger()
     telemetry: Telemetry = Telemetry()
     grpc: dict[str, Any] | None = None
     shared: dict[str, Any] | None = None
     gpu: Gpu = Gpu()
 
 
-LATER = (("grpc",), ("shared",), ("keys", "store"))
+LATER = (("grpc",), ("shared",))
 """Accepted, so that a file written for a later version stays valid; without effect, which is said as a warning."""
 
 ROUTE_NAMES = frozenset({

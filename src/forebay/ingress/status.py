@@ -25,6 +25,7 @@ class Rejection(StrEnum):
     NEVER_FITS = "never_fits"
     NO_ENGINE = "no_engine"
     QUEUE_FULL = "queue_full"
+    LEDGER_AWAY = "ledger_away"
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -53,6 +54,7 @@ TABLE: dict[str, Answer] = {
     "key_concurrency": Answer(429, "rate_limit_error", "concurrency_limit_exceeded", "wait for an open request to end"),
     "key_credits": Answer(429, "insufficient_quota", "insufficient_quota", "buy credits"),
     "key_share": Answer(429, "rate_limit_error", "fair_share_exceeded", _COME_BACK),
+    "ledger_away": Answer(503, _UNAVAILABLE, "ledger_unavailable", _COME_BACK, True),
     "never_fits": Answer(413, "invalid_request_error", "request_too_large", "send a smaller request"),
     "malformed": Answer(400, "invalid_request_error", "invalid_request", "correct the request"),
     "queue_full": Answer(503, _OVERLOADED, "queue_full", _COME_BACK, True),

@@ -27,6 +27,10 @@ STOP_S = 5.0
 FRAMES_LEFT = 1000
 
 
+Answers = Mapping[str, tuple[Hold, Grant]]
+"""By key: what was asked for, and what was granted."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """Frames that are being posted; the same ones until the store has them."""
@@ -41,7 +45,7 @@ class Clerk:
 
     def __init__(
         self, posting: Posting, journal: str, *, post_s: float, lease_ttl_s: float,
-        deliver: Callable[[Mapping[str, Grant]], None], lapsed: Callable[[], None], posted: Callable[[int], None],
+        deliver: Callable[[Answers], None], lapsed: Callable[[], None], posted: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.trouble: str | None = None
         self.posted = 0
@@ -157,8 +161,9 @@ class Clerk:
                 return
             self._wish += 1
         granted = self._posting.credits.hold(self._journal, self._wish, self._holding, int(self._ttl_s * 1000))
+        answers = {hold.key: (hold, granted[hold.key]) for hold in self._holding}
         self._holding = []
-        self._deliver(granted)
+        self._deliver(answers)
 
     def _post(self) -> None:
         if self._batch is None:

@@ -10,18 +10,18 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
+from forebay.core.instant import SECOND
 from forebay.core.model import Demand, Lease, Refusal, Request, Ticket
 from forebay.core.quota.credits import CreditLine
 from forebay.errors import ForebayError
-from forebay.ledger.clerk import Clerk
-from forebay.ledger.credits import Grant, Hold
+from forebay.ledger.clerk import Answers, Clerk
+from forebay.ledger.credits import Hold
 from forebay.ledger.database import Database
 from forebay.ledger.journal import Frame, Journal, Kind
 from forebay.ledger.posting import Posting
@@ -35,6 +35,8 @@ FRESH_S = 1.0
 SOON_S = 10.0
 """A lease that lasted less than this is followed by one of twice the size."""
 TEND_S = 0.05
+LONG_AGO = -1e9
+GOLDEN = 0.618034
 SETTLED, PREPAID = int(Kind.SETTLED), int(Kind.PREPAID)
 
 
@@ -58,13 +60,21 @@ class DeskConfig:
 class Till(Protocol):
     """The gateway, as far as credit goes."""
 
-    def lease_credit(self, key: str, tokens: int, *, last: bool = False) -> None: ...
+    def lease_credit(self, key: str, tokens: int, *, last: bool = False) -> None:
+        """Give a prepaid key more to spend; `last`: its account has no more."""
+        ...
 
-    def return_credit(self, key: str) -> int: ...
+    def return_credit(self, key: str) -> int:
+        """Take back what is free of a prepaid key's credit."""
+        ...
 
-    def credit(self, key: str) -> CreditLine | None: ...
+    def credit(self, key: str) -> CreditLine | None:
+        """What a key may spend; None for one that is not prepaid."""
+        ...
 
-    def estimate(self, request: Request) -> Demand: ...
+    def estimate(self, request: Request) -> Demand:
+        """What a request is expected to cost."""
+        ...
 
 
 class Waiter(Protocol):
@@ -76,28 +86,22 @@ class Waiter(Protocol):
         """Go on: the pipeline decides."""
         ...
 
-    def no_credit_came(self, text: str) -> None:
-        """It did not come in time, or cannot come now."""
+    def no_credit_came(self) -> None:
+        """It did not come in time."""
         ...
-
-
-class Counter(Enum):
-    """What the desk says to a request of a prepaid key."""
-
-    GO_ON = 0
-    WAIT = 1
-    CLOSED = 2
 
 
 @dataclass(slots=True)
 class _Key:
     """What the desk knows of one prepaid key."""
 
-    want: int
-    asked_at: float = 0.0  # 0: nothing is asked
-    told_at: float = -1e9
-    seen_at: float = 0.0
-    need: int = 0
+    want: int  # tokens of its next lease
+    need: int = 0  # tokens that requests wait for
+    asked: bool = False
+    granted_at: float = LONG_AGO
+    short_at: float = LONG_AGO  # when the store had less than was needed
+    thin_at: float = LONG_AGO  # when it gave less than was wanted
+    seen_at: float = LONG_AGO
 
 
 class Desk:
@@ -132,12 +136,15 @@ class Desk:
             self._posting, name, post_s=config.post_s, lease_ttl_s=config.lease_ttl_s,
             deliver=lambda granted: self._call(self._granted, granted),
             lapsed=lambda: self._call(self._lapsed),
-            posted=lambda number: self._call(journal.posted, number),
+            posted=journal.posted,
         )  # fmt: skip
+        self._timer: asyncio.TimerHandle | None = None
         self._keys: dict[str, _Key] = {}
         self._waiting: dict[str, list[Waiter]] = {}
         self._deadlines: deque[tuple[float, str, Waiter]] = deque()
         self.waiting = 0
+        self._turn = 0.0
+        self._idle_at = 0.0
 
     # ---- life --------------------------------------------------------------------------------------------------
 
@@ -158,6 +165,9 @@ class Desk:
 
     def stop(self) -> None:
         """Write and post what there is, and give the leases back. Blocks, for some seconds when the store is away."""
+        if self._timer is None:  # it was never started
+            self._journal.end(remove=False)
+            return
         self._timer.cancel()
         self._scribe.stop()
         done = self._clerk.stop() and self._scribe.trouble is None
@@ -213,37 +223,50 @@ class Desk:
         line = self._till.credit(key)
         if line is None or line.left > 0 or self._just_told(key):
             return True
-        self._ask(key, 1)
+        if self._scribe.trouble is None:
+            self._ask(key, 0)
         return False
 
-    def arrive(self, request: Request, waiter: Waiter) -> Counter:
-        """A prepaid key's request is whole: may it go on to the pipeline, or must it wait for credit?
+    def arrive(self, request: Request, waiter: Waiter) -> bool:
+        """A prepaid key's request is whole: may it go on to the pipeline now?
 
-        A waiter that is told to WAIT hears of it later, once; one whose client leaves must `leave`.
+        If not, and it `waits_for_credit` then, it hears of it later, once, unless it must `leave`; else it is refused.
         """
         key = request.key
         line = self._till.credit(key)
         if line is None:
-            return Counter.GO_ON
+            return True
         if self._scribe.trouble is not None:
-            return Counter.CLOSED
-        demand = self._till.estimate(request)
-        need, left = demand.reserved, line.left
+            return False
+        need, left = self._till.estimate(request).reserved, line.left
         state = self._state(key)
         if need <= left:
-            if left - need < state.want // 2 and not line.last:
+            if left - need < state.want // 2 and not state.asked and self._loop.time() - state.thin_at > FRESH_S:
                 self._ask(key, 0)
-            return Counter.GO_ON
+            return True
         if self._just_told(key):
-            return Counter.GO_ON
+            return True
         if self._clerk.trouble is not None or self.waiting >= self.config.waiting_most:
-            return Counter.CLOSED
-        self._ask(key, need - left)
+            return False
+        self._ask(key, need)
         waiter.waits_for_credit = True
         self.waiting += 1
         self._waiting.setdefault(key, []).append(waiter)
         self._deadlines.append((self._loop.time() + self.config.lease_wait_s, key, waiter))
-        return Counter.WAIT
+        return False
+
+    def why_closed(self) -> str:
+        """Why a request is refused, for its caller: nothing of the machine's paths or addresses."""
+        if self._scribe.trouble is not None:
+            return "what this key uses cannot be written down now"
+        if self._clerk.trouble is not None:
+            return "this key's credit cannot be looked up now"
+        return "too many requests wait for their keys' credit"
+
+    def come_back_ns(self) -> int:
+        """When to come back, spread over two seconds."""
+        self._turn = (self._turn + GOLDEN) % 1
+        return int((1 + 2 * self._turn) * SECOND)
 
     def leave(self, waiter: Waiter) -> None:
         """The client of a waiting request has gone."""
@@ -278,31 +301,39 @@ class Desk:
     def _just_told(self, key: str) -> bool:
         """Did the store say, a moment ago, that there is no more than what is here?"""
         state = self._keys.get(key)
-        return state is not None and self._loop.time() - state.told_at < FRESH_S
+        return state is not None and self._loop.time() - state.short_at < FRESH_S
 
     def _ask(self, key: str, need: int) -> None:
-        state, now = self._state(key), self._loop.time()
-        if state.asked_at and need <= state.need:
+        """Ask for a lease; `need` adds to what others of the key wait for."""
+        state = self._state(key)
+        if state.asked and not need:
             return
-        state.asked_at, state.need = state.asked_at or now, max(need, state.need)
+        state.asked = True
+        state.need += need
         self._clerk.ask(Hold(key, state.need, max(state.want, state.need)))
 
-    def _granted(self, granted: Mapping[str, Grant]) -> None:
+    def _granted(self, granted: Answers) -> None:
         now = self._loop.time()
-        for key, grant in granted.items():
+        for key, (hold, grant) in granted.items():
             state = self._keys.get(key)
-            if state is None:  # forgotten in the meantime
-                self._clerk.give_back(key, grant.tokens)
+            if state is None or self._till.credit(key) is None:  # forgotten in the meantime
+                if grant.tokens:
+                    self._clerk.give_back(key, grant.tokens)
                 continue
-            if grant.tokens >= state.want and now - state.told_at < SOON_S:
+            self._till.lease_credit(key, grant.tokens, last=not grant.rest)
+            if grant.tokens < hold.want:
+                state.thin_at = now
+            elif now - state.granted_at < SOON_S:
                 state.want = min(2 * state.want, self.config.lease_tokens_most)
-            short = grant.tokens < state.need
-            state.asked_at, state.need = 0.0, 0
-            last = grant.rest == 0
-            self._till.lease_credit(key, grant.tokens, last=last)
-            if short or last:
-                state.told_at = now
-            self._wake(key)
+            if grant.tokens < hold.need or not grant.tokens:
+                state.short_at = now
+            state.granted_at = now
+            state.need = max(0, state.need - hold.need)
+            state.asked = False
+            if state.need:  # others came while this was under way
+                self._ask(key, 0)
+            else:
+                self._wake(key)
 
     def _wake(self, key: str) -> None:
         for waiter in self._waiting.pop(key, ()):
@@ -311,7 +342,7 @@ class Desk:
                 waiter.credit_came()
 
     def _tend(self) -> None:
-        """A few times a second: end waits that are over, ask for streams that run short, return what lies idle."""
+        """Many times a second: end waits that are over, ask for streams that run short, return what lies idle."""
         now = self._loop.time()
         self._timer = self._loop.call_later(TEND_S, self._tend)
         while self._deadlines and (self._deadlines[0][0] <= now or not self._deadlines[0][2].waits_for_credit):
@@ -319,21 +350,22 @@ class Desk:
             if waiter.waits_for_credit:
                 self._waiting[key].remove(waiter)
                 self.leave(waiter)
-                waiter.no_credit_came("the store did not lease this key's credit in time")
-        for lease in self._scribe.streams.values():
+                waiter.no_credit_came()
+        for lease in list(self._scribe.streams.values()):
             key = lease.ticket.request.key
             line = self._till.credit(key)
-            if line is not None and not line.left and not (line.last and self._just_told(key)):
-                self._ask(key, 1)
-        self._return_idle(now)
+            if line is not None and not line.left and not self._just_told(key):
+                self._ask(key, 0)
+        if now >= self._idle_at:
+            self._idle_at = now + self.config.idle_s / 4
+            self._return_idle(now)
 
     def _return_idle(self, now: float) -> None:
         for key, state in list(self._keys.items()):
-            if now - state.seen_at > self.config.idle_s and not state.asked_at:
-                line = self._till.credit(key)
-                if line is None or not line.held:
-                    del self._keys[key]
-                    self._give_back(key)
+            line = self._till.credit(key)
+            if now - state.seen_at > self.config.idle_s and not state.asked and (line is None or not line.held):
+                del self._keys[key]
+                self._give_back(key)
 
     def _lapsed(self) -> None:
         """The store was away for so long that others take this gateway for dead: its credit is no longer its own."""

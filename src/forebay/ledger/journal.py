@@ -113,7 +113,6 @@ class Journal:
 
     def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.folder = folder
-        self.size = 0  # bytes in the folder
         self.number = 0  # of the last frame that was written
         self.id = ""
         self._segment_bytes = segment_bytes
@@ -121,7 +120,9 @@ class Journal:
         self._file = -1
         self._path = folder
         self._good = 0  # bytes of the current segment that are whole frames
-        self._turning = threading.Lock()  # a segment is not closed while it is synced
+        self._turning = (
+            threading.Lock()
+        )  # a segment is not closed while it is synced, nor one listed while one is removed
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -170,6 +171,11 @@ class Journal:
         self._open_segment(1)
 
     @property
+    def size(self) -> int:
+        """Bytes in the folder."""
+        return self._good + sum(size for _, _, size in list(self._segments))
+
+    @property
     def full(self) -> bool:
         """Is it time for another segment?"""
         return self._good >= self._segment_bytes
@@ -195,7 +201,6 @@ class Journal:
             os.ftruncate(self._file, self._good)
             raise
         self._good += len(data)
-        self.size += len(data)
         self.number += 1
         return self.number
 
@@ -206,10 +211,9 @@ class Journal:
 
     def posted(self, number: int) -> None:
         """The store has the frames up to `number`: remove the earlier segments that hold nothing beyond it."""
-        while self._segments and self._segments[0][1] <= number and self._good > SEGMENT_HEAD.size:
-            path, _, size = self._segments.pop(0)
-            path.unlink(missing_ok=True)
-            self.size -= size
+        with self._turning:
+            while self._segments and self._segments[0][1] <= number and self._good > SEGMENT_HEAD.size:
+                self._segments.pop(0)[0].unlink(missing_ok=True)
 
     def end(self, *, remove: bool) -> None:
         """Let go of the folder; `remove` what was written, when the store has all of it."""
@@ -235,7 +239,6 @@ class Journal:
             path.unlink()
             raise
         self._file, self._path, self._good = file, path, SEGMENT_HEAD.size
-        self.size += SEGMENT_HEAD.size
 
     def _sync_folder(self) -> None:
         folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

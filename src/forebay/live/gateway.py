@@ -13,8 +13,9 @@ from typing import Protocol
 from forebay.core.effects import Abort, Dispatch, Effect, Refuse
 from forebay.core.events import Event
 from forebay.core.instant import FOREVER, SECOND, Instant
-from forebay.core.model import Lease, Refusal, Request, Ticket, Usage
+from forebay.core.model import Demand, Lease, Refusal, Request, Ticket, Usage
 from forebay.core.pipeline import Pipeline, PipelineConfig
+from forebay.core.quota.credits import CreditLine
 from forebay.core.quota.terms import KeyTerms
 from forebay.live.clock import Clock, monotonic
 
@@ -92,6 +93,14 @@ class Gateway:
     def return_credit(self, key: str) -> int:
         """Take back what of a prepaid key's credit is free. Raises KeyError for another key."""
         return self.pipeline.return_credit(key)
+
+    def credit(self, key: str) -> CreditLine | None:
+        """What a key may spend here; None for one that is not prepaid."""
+        return self.pipeline.budget(key).credit
+
+    def estimate(self, request: Request) -> Demand:
+        """What a request is expected to cost."""
+        return self.pipeline.estimator.estimate(request)
 
     def read_wall(self, wall_ns: int) -> None:
         """It is so many nanoseconds since 1970."""

@@ -62,15 +62,15 @@ def test_nothing_given_is_the_defaults() -> None:
     assert read("") == Loaded(Config(), ())
 
 
-def test_the_public_sample_stays_valid_and_says_what_has_no_effect() -> None:
+def test_the_public_sample_stays_valid() -> None:
     config, warnings = read(CONTRACT_SAMPLE)
     assert config.engines[0].concurrency.limit == 64
     assert config.keys.static[0].class_ == "interactive"
     assert config.keys.static[0].limits.tokens_per_second == 5000
     assert config.admin.token is None
-    assert len(warnings) == 2
-    assert warnings[0].startswith("f.toml:26: [keys] store: is accepted, but has no effect")
-    assert warnings[1].startswith("f.toml:6: [admin] token: environment variable 'FOREBAY_ADMIN_TOKEN' is not set")
+    assert config.keys.store == "sqlite:///forebay.db"
+    assert len(warnings) == 1
+    assert warnings[0].startswith("f.toml:6: [admin] token: environment variable 'FOREBAY_ADMIN_TOKEN' is not set")
 
 
 @pytest.mark.parametrize("section", ["grpc", "shared"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from forebay.config.build import KeyEntry
 from forebay.core.instant import MILLISECOND
-from forebay.core.model import OBEYED_NS, ByteClass, Lease, Refusal, Request, Ticket, Usage
+from forebay.core.model import OBEYED_NS, Lease, Refusal, Request, Ticket, Usage
 from forebay.ingress.http.amend import with_cap
 from forebay.ingress.http.headers import (
     API_KEY,
@@ -38,8 +38,9 @@ from forebay.ingress.http.headers import (
     milliseconds,
     whole,
 )  # fmt: skip
-from forebay.ingress.http.peek import BadRequest, Peek, peek, with_usage
+from forebay.ingress.http.peek import BadRequest, Peek, opaque, peek, with_usage
 from forebay.ingress.http.prefix import prefix_of
+from forebay.ingress.http.prepaid import Prepaid
 from forebay.ingress.http.relay import Relay
 from forebay.ingress.http.routes import Dialect, Route, kserve_model
 from forebay.ingress.http.site import Site
@@ -86,6 +87,7 @@ class Inbound:
     beyond = False  # it is read though bodies fill the memory they may, so that one always goes on
     peeked: Peek | None = None
     ticket: Ticket | None = None
+    prepaid: Prepaid | None = None  # of a key that pays with credit
     relay: Relay | None = None
     rejection: tuple[int, bytes] | None = None  # status, rendered head lines and body
     refusal: Refusal | None = None
@@ -341,6 +343,9 @@ class Inbound:
         pipeline = self.site.gateway.pipeline
         # The model stands in the body: with several pools and no catch-all, the verdict has to wait for it.
         model = pipeline.pools[0].config.models[0] if len(pipeline.pools) == 1 else ""
+        desk, key = self.site.desk, self.key
+        if desk is not None and key is not None and not desk.knows(key.id):
+            return  # what it may spend is only being asked for
         if pipeline.pool_for(model) is not None:
             least = Peek(max_output_tokens=0, counted_tokens=1)
             request = self._request(route, least, self.content_length or 0, model)
@@ -356,14 +361,15 @@ class Inbound:
             return
         pipeline, key = self.site.gateway.pipeline, self.key
         assert key is not None
-        if pipeline.queued or pipeline.budget(key.id).path.refusing:
+        path = pipeline.budget(key.id).path
+        if pipeline.queued or path.refusing:
             self._screen(route)  # in times of refusals, refuse before the body is looked at
             if self.refusal is not None:
                 self.answer()
                 return
         body = self.body()
         try:
-            seen = peek(body, generates=route.generates) if route.json else _opaque(body)
+            seen = peek(body, generates=route.generates) if route.json else opaque(body)
         except BadRequest as error:
             self.reject(400, "malformed", error.message, param=error.field)
             self.answer()
@@ -377,7 +383,11 @@ class Inbound:
             request = self._request(route, seen, len(body), model)
             if pipeline.asks_prefixes:
                 request.prefix = prefix_of(pipeline, model, body)
-            self.site.gateway.offer(request)
+            if path.credit is None or self.site.desk is None:
+                self.site.gateway.offer(request)
+            else:
+                self.prepaid = Prepaid(self, request, self.site.desk)
+                self.prepaid.offer()
         else:
             self.answer()
 
@@ -434,15 +444,7 @@ class Inbound:
 
     def _pass_on(self, route: Route) -> None:
         """A control request: to any engine that is up."""
-        engine = next(
-            (
-                self.site.engines[e.name]
-                for pool in self.site.gateway.pipeline.pools
-                for e in pool.engines
-                if e.health.readiness == "up"
-            ),
-            None,
-        )
+        engine = self.site.engine_that_is_up()
         if engine is None:
             self.reject(503, "no_engine", "no engine is available; retry shortly", extra=retry_headers(1_000_000_000))
             self.answer()
@@ -485,6 +487,8 @@ class Inbound:
         self.ticket = lease.ticket
         engine = self.site.engines[lease.engine.name]
         self.relay = Relay(self, lease, engine)
+        if self.prepaid is not None:
+            self.prepaid.dispatched(lease)
         engine.send(self.relay)
 
     def refused(self, refusal: Refusal) -> None:
@@ -499,6 +503,8 @@ class Inbound:
     def client_gone(self) -> None:
         """The connection closed. Whatever was generated is charged; the engine is told at once."""
         ticket, relay = self.ticket, self.relay
+        if self.prepaid is not None:
+            self.prepaid.leave()
         if ticket is not None:
             usage = None
             if relay is not None:
@@ -510,6 +516,7 @@ class Inbound:
 
     def drop_body(self) -> None:
         """The body is not needed any more."""
+        self.prepaid = None
         if self.body_size:
             size, self.body_size = self.body_size, 0
             self.pieces = []
@@ -528,7 +535,7 @@ class Inbound:
         route = self.route
         dialect = route.dialect if route is not None else Dialect.OPENAI
         body = error_body(dialect, message=message, type=answer.type, code=code or answer.code, param=param)
-        if status < 500:
+        if status < 500 and b"x-should-retry" not in extra:
             extra += b"x-should-retry: false\r\n"
         extra += b"x-forebay-reason: %b\r\n" % reason.encode()
         self._prepare(status, b"content-type: application/json\r\n" + extra, body)
@@ -589,8 +596,3 @@ class Inbound:
         if key is None or not (path := self.site.gateway.pipeline.budget(key.id).path_for(self.model)).limited:
             return b""
         return rate_limit_lines(path.headers(self.site.clock()))
-
-
-def _opaque(body: bytes) -> Peek:
-    """A body that is not JSON (audio): priced by its size, one token per 320 bytes of sound."""
-    return Peek(counted_tokens=len(body) // 320 + 1, byte_class=ByteClass.ASCII)

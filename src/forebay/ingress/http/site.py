@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from forebay.ingress.http.inbound import Inbound
     from forebay.ingress.http.relay import Relay
     from forebay.ingress.http.server import ServerConnection
+    from forebay.ledger.desk import Desk
 
 KEYS_CACHED = 20_000
 
@@ -69,6 +70,7 @@ class Site:
     limits: HttpLimits
     audit: Audit
     overload_status: int = 503
+    desk: Desk | None = None  # the ledger's, when there is a store
     cors: Cors | None = None  # None: pages of other origins are the engine's business
     clock: Callable[[], int] = field(init=False)
     ready: Callable[[], bool] = lambda: True
@@ -103,6 +105,11 @@ class Site:
     def request_id(self) -> bytes:
         """A fresh id, unique to this process and its runs."""
         return self._id_prefix + b"%x" % next(self._request_ids)
+
+    def engine_that_is_up(self) -> OpenAIEngine | None:
+        """Any that serves now; for requests that are passed on without a ticket."""
+        engines = (e for pool in self.gateway.pipeline.pools for e in pool.engines if e.health.readiness == "up")
+        return next((self.engines[engine.name] for engine in engines), None)
 
     def key(self, secret: bytes) -> KeyEntry | None:
         """Whose secret this is. Only secrets that were right are remembered, so wrong ones leave no state."""
