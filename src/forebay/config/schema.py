@@ -60,7 +60,7 @@ class Admission(Section, frozen=True):
             description="Refuse a key that is ahead of its fair share of the completed work while others want theirs "
             "(429 key_share). A key that is alone is never refused for it; nor is anything in backpressure mode."
         ),
-    ] = False
+    ] = True
     over_budget: Annotated[
         OverBudget,
         Meta(

@@ -18,7 +18,8 @@ from forebay.core.pool import PoolConfig
 
 
 def pool(limit: int, **fields: Any) -> PoolConfig:
-    return PoolConfig(name="p", engines=("e",), limit=FixedConfig(limit=limit), fair=FairShareConfig(), **fields)
+    fair = FairShareConfig(burst_s=1.0)
+    return PoolConfig(name="p", engines=("e",), limit=FixedConfig(limit=limit), fair=fair, **fields)
 
 
 def test_a_flow_that_is_alone_is_within_its_share() -> None:
@@ -41,6 +42,21 @@ def test_who_is_ahead_waits_for_exactly_as_long_as_the_clock_needs() -> None:
     assert share.clock == 2500
     assert share.excess_ns("a", 1.0, 0) == 4 * SECOND
     assert share.excess_ns("c", 1.0, 0) == 0, "a newcomer is never ahead"
+
+
+def test_who_was_here_a_moment_ago_still_counts_among_those_that_share() -> None:
+    """Seven calm keys that have caught up are about to come again: a flood beside them is due an eighth, not all."""
+    share = FairShare(FairShareConfig(present_s=5.0))
+    for number in range(7):
+        share.admitted(f"calm{number}", 1.0, 10, 0)
+        share.ended(f"calm{number}", 10, 10, 0)
+    assert share.part(1.0) == pytest.approx(1 / 7)
+    share.admitted("flood", 1.0, 10_000, SECOND)
+    assert share.part(1.0) == pytest.approx(1 / 8)
+    assert share.excess_ns("flood", 1.0, SECOND) > 0, "it is not alone"
+    share.admitted("flood", 1.0, 10, 6 * SECOND)
+    assert share.part(1.0) == 1.0, "they have not been here for five seconds"
+    assert share.excess_ns("flood", 1.0, 6 * SECOND) == 0
 
 
 def test_weights_share_unevenly() -> None:
@@ -92,7 +108,7 @@ def test_the_table_is_bounded() -> None:
     assert share.excess_ns(f"k{FLOWS_MAX + 5}", 1.0, 0) == 0
 
 
-@pytest.mark.parametrize(("places", "kept"), [(1, 0), (15, 0), (16, 1), (50, 1), (200, 4)])
+@pytest.mark.parametrize(("places", "kept"), [(1, 0), (15, 0), (16, 2), (50, 4), (200, 16)])
 def test_small_pools_keep_no_place_free(places: int, kept: int) -> None:
     assert FairShare(FairShareConfig()).reserve(places) == kept
 

@@ -2,11 +2,12 @@
 
 With a wait budget of a few slots there is next to nothing in the queue for a fair order to choose from, and whoever
 arrives most gets most. So every flow has a finish tag, moved by the work it was admitted with, and the pool has a
-virtual clock, moved by the work that it completes, shared among the flows that are ahead of it. A flow is *within its
-share* while its tag is no more than `burst_s` of fair service ahead of the clock. One that is beyond it may still
-have what nobody else wants: a free place, as long as nobody waits and a small reserve stays free for the others.
+virtual clock, moved by the work that it completes, shared among the flows that were admitted in the last seconds. A
+flow is *within its share* while its tag is no more than `burst_s` of fair service ahead of the clock. One that is
+beyond it may still have what nobody else wants: a free place, as long as nobody waits and a reserve stays free, in
+which the others, who cannot wait, find their bursts served.
 
-The clock needs no idea of the capacity, forgets flows that have caught up, and costs O(1) amortised per request.
+The clock needs no idea of the capacity, forgets flows that are gone, and costs O(1) amortised per request.
 Work is prompt tokens plus twice the output tokens, as in VTC (Sheng et al., OSDI 2024).
 """
 
@@ -27,11 +28,12 @@ WAIT_MOST_NS = 3600 * SECOND
 class FairShareConfig:
     """How much a flow may run ahead, and what is kept free for those that do not."""
 
-    burst_s: float = 1.0  # of fair service
+    burst_s: float = 4.0  # of fair service
     run_ahead_s: float = 10.0  # of fair service is the most that is held against a flow
-    reserve: float = 0.02  # of the pool's places
+    reserve: float = 0.08  # of the pool's places: a burst of those within their share finds it free
     reserve_from: int = 16  # places; in a smaller pool one place is too much to keep free
     rate_window_s: float = 5.0  # over which the completed work per second is averaged
+    present_s: float = 5.0  # after its last admitted request a flow still counts among those that share
 
 
 class _Flow:
@@ -51,6 +53,7 @@ class FairShare:
         self.config = config
         self.clock = 0.0
         self._flows: dict[str, _Flow] = {}  # only those that are ahead of the clock
+        self._present: dict[str, tuple[Instant, float]] = {}  # last admitted at, weight; the longest ago first
         self._weights = 0.0  # of these
         self._ahead: list[tuple[float, str]] = []
         self._rate = 0.0  # completed work per second
@@ -64,7 +67,7 @@ class FairShare:
     def excess_ns(self, name: str, weight: float, now: Instant) -> int:
         """How long until the flow is within its share again; 0 when it is. Alone it always is."""
         flow = self._flows.get(name)
-        if flow is None or len(self._flows) == 1:
+        if flow is None or len(self._present) == 1:
             return 0
         ahead = flow.finish - self.clock
         rate = self._fair_rate(now)
@@ -95,7 +98,7 @@ class FairShare:
                 return  # what cannot be kept is not held against anybody
             flow = self._flows[name] = _Flow(weight)
             flow.finish = self.clock
-            self._weights += weight
+        self._see(name, flow.weight, now)
         flow.finish += work / flow.weight
         rate = self._rate_now(now)
         if rate > 0.0:
@@ -106,6 +109,16 @@ class FairShare:
             flow.active = True
             flow.due = flow.finish
             heappush(self._ahead, (flow.due, name))
+
+    def _see(self, name: str, weight: float, now: Instant) -> None:
+        """It is among those that share."""
+        present = self._present
+        before = present.pop(name, None)
+        self._weights += weight if before is None else weight - before[1]
+        present[name] = (now, weight)
+        gone_before = now - int(self.config.present_s * SECOND)
+        while present[first := next(iter(present))][0] < gone_before:
+            self._weights -= present.pop(first)[1]
 
     def ended(self, name: str, charged: float, done: float, now: Instant) -> None:
         """An admitted request ended: `done` is the work it really was, 0 for one that was never served."""
@@ -142,5 +155,4 @@ class FairShare:
                 flow.due = flow.finish
                 heappush(ahead, (flow.due, name))
             else:
-                self._weights = self._weights - flow.weight if len(flows) > 1 else 0.0
                 del flows[name]
