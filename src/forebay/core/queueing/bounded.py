@@ -29,6 +29,7 @@ class FairQueue:
         self._standing = Standing(order) if order is not None and order.adaptive else None
         self._lines: dict[Flow, Line] = {}
         self._uneven = False  # was any line, since the queue was last empty?
+        self._numbers = 0  # turns given
         self._turns: list[tuple[int, float, int]] = []  # (-band, tag, number)
         self._holders: dict[int, Ticket] = {}  # by the number of their turn
         self._expiries: list[tuple[Instant, int, Ticket]] = []
@@ -43,8 +44,8 @@ class FairQueue:
         request = ticket.request
         flow = _flow(request)
         ticket.start_tag = self._clock.start_tag(flow, ticket.demand.tokens) if tag is None else tag
-        ticket.turn = ticket.sequence
-        self._give_turn(ticket)
+        self._numbers += 1
+        self._give_turn(ticket, self._numbers)
         heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
         self._arrivals.append(ticket)
         self._join(ticket, flow)
@@ -56,13 +57,15 @@ class FairQueue:
         Its turn had come. When the queue ran empty meanwhile, tags began anew and its old one would put it last.
         """
         ticket.start_tag = min(ticket.start_tag, self._clock.now)
-        self._give_turn(ticket)
+        self._numbers += 1
+        self._give_turn(ticket, -self._numbers)  # before all others of the same tag
         heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
         self._arrivals.appendleft(ticket)
         self._join(ticket, _flow(ticket.request))
         self._add(ticket, 1)
 
-    def _give_turn(self, ticket: Ticket) -> None:
+    def _give_turn(self, ticket: Ticket, number: int) -> None:
+        ticket.turn = number
         heappush(self._turns, (-ticket.band, ticket.start_tag, ticket.turn))
         self._holders[ticket.turn] = ticket
 
