@@ -26,11 +26,23 @@ class Mode(StrEnum):
 
 
 class ByteClass(IntEnum):
-    """How text is spelt in a body; each spelling has its own bytes-per-token ratio."""
+    """The script of a text and how a body spells it; each has its own tokens per byte.
+
+    The script is that of the first character beyond ASCII. The escaped spelling of one is `ESCAPED` after it.
+    """
 
     ASCII = 0
-    UTF8 = 1
-    ESCAPED = 2  # JSON \\uXXXX escapes
+    LATIN = 1  # with accents
+    ALPHABET = 2  # letters of two bytes: Cyrillic, Greek, Arabic, Hebrew
+    INDIC = 3  # letters of three: Devanagari, Thai and their neighbours
+    WIDE = 4  # ideographs, kana, Hangul, symbols, emoji
+    ESCAPED_LATIN = 5  # JSON \\uXXXX escapes
+    ESCAPED_ALPHABET = 6
+    ESCAPED_INDIC = 7
+    ESCAPED_WIDE = 8
+
+
+ESCAPED = ByteClass.ESCAPED_LATIN - ByteClass.LATIN
 
 
 class Demand(msgspec.Struct, frozen=True, gc=False):
@@ -105,6 +117,8 @@ class Request(msgspec.Struct, eq=False):
     ttft_ns: int = 0  # objective for the first token, of its class; 0: the pool's
     obeys_ns: int = OBEYED_NS  # longest time to come back that the caller's library keeps to
     retries: int | None = None  # how often its library sent it before; None: it does not say
+    tokens_per_byte: float = 0.0  # of its text, as the bytes suggest; 0: nobody looked at them
+    media_tokens: int = 0  # images, sound and files, at list prices
     prefix: int = 0  # hash of how its prompt begins, 64 bits, where the pool's balancer asks for it; 0: not known
 
 

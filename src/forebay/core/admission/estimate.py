@@ -1,10 +1,12 @@
 """The demand of a request before any tokenizer has seen it, learned from what engines report.
 
-Prompt tokens are text bytes times a ratio, plus the overhead of the chat template. Both are learned per (key, model,
-byte class), shrunk towards those of (model, byte class) and the ratio of that towards a prior: weight n / (n + 20)
-after n observations, step 0.05. Long texts teach the ratio, short ones the overhead: of a greeting nearly all tokens
-are template. Output tokens are learned per (key, model, streamed) as a running median by the pinball step, and are
-never above the caller's own cap. Every table is bounded; the oldest learner is forgotten first.
+Prompt tokens are the text's bytes at their price (byte_prices) times a ratio, plus the overhead of the chat template. The
+ratio is what a model's tokenizer makes of a kind of text: learned per (key, model, kind), shrunk towards (model, kind)
+and that towards 1: weight n / (n + 6) after n observations, step 1 / n down to 0.05. Long texts teach the ratio, short
+ones the overhead: of a greeting nearly all tokens are template. Images, sound and files have list prices, corrected per
+(key, model). Output tokens are learned per (key, model, streamed) as a mean and, by the pinball step, as the amount that
+nine in ten answers stay below; they are never above the caller's own cap. The table is bounded; the oldest learner is
+forgotten first.
 
 What an engine reports is its word, so it is clipped to what a tokenizer can do before anything is learned from it:
 an estimate beyond every bound would refuse all requests, and nothing would ever be learned again.
@@ -12,29 +14,34 @@ an estimate beyond every bound would refuse all requests, and nothing would ever
 
 from __future__ import annotations
 
+from bisect import bisect
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 
-from forebay.core.model import ByteClass, Demand, Request, Usage
+from forebay.core.model import Demand, Request, Usage
 
-PRIOR_TOKENS_PER_BYTE = {ByteClass.ASCII: 1 / 4.2, ByteClass.UTF8: 1 / 3.0, ByteClass.ESCAPED: 1 / 5.0}
-"""Priors err towards too many tokens for text that is not English: an under-estimate costs the engine more."""
+PRIOR_TOKENS_PER_BYTE = (1 / 4.2, 1 / 3.5, 1 / 4, 1 / 4, 1 / 3, 1 / 5, 1 / 10, 1 / 8, 1 / 6)
+"""By ByteClass, for text whose bytes nobody looked at. They err towards too many tokens: too few cost the engine more."""
 
-RATIO_STEP = 0.05
-SHRINKAGE = 20  # observations after which a learner counts as much as its parent
-MEDIAN_STEP = 0.02
+LEAST_TOKENS_PER_BYTE = (1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 16, 1 / 24, 1 / 16, 1 / 16)
+"""By ByteClass: an eighth of the bytes that the text has as UTF-8; an escape of six bytes stands for two or three."""
+
+DENSITIES = (0.20, 0.26, 0.34)  # tokens per byte that part prose, code, figures and noise: kinds that tokenizers differ in
+DENSITY_STEPS = len(DENSITIES) + 1
+KINDS = len(LEAST_TOKENS_PER_BYTE) * DENSITY_STEPS
+STEP = 0.05
+SHRINKAGE = 6  # observations after which a learner counts as much as its parent
+OUTPUT_SHRINKAGE = 20
+HIGH_SHARE = 0.9  # of answers that stay below what is reserved for one without a cap
 SHORT_TEXT_BYTES = 256  # below this the template outweighs the text
-RATIO_LEAST, RATIO_MOST = 1 / 64, 1.0  # no tokenizer makes more tokens than bytes
+RATIO_LEAST, RATIO_MOST = 1 / 4, 4.0  # a tokenizer against the price
+MEDIA_LEAST, MEDIA_MOST = 1 / 32, 8.0  # against the list price
 OVERHEAD_MOST = 512  # tokens
 OUTPUT_MOST = 1_000_000  # tokens
 LEARNERS_MAX = 50_000
 SETTLED = 200  # observations after which a learner samples
 SAMPLED_EVERY = 4
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +53,32 @@ class EstimateConfig:
 
 
 class _Ratio(msgspec.Struct, gc=False):
-    """Tokens per byte as seen by one learner, the blend with its parent that is used, and the tokens on top."""
+    """A tokenizer against the price, as one learner saw it, and its blend with the parent, which is used."""
 
     own: float
-    seen: int
     blended: float
-    overhead: float
+    seen: int = 0
+
+
+AT_PRICE = _Ratio(1.0, 1.0)
 
 
 class _Output(msgspec.Struct, gc=False):
-    """Running median and mean of output tokens of one learner."""
+    """Output tokens of one learner: running mean, and what nine in ten stay below."""
 
-    median: float
     mean: float
-    seen: int
-    skipped: int = 0
+    high: float
+    seen: int = 0
+
+
+class _Learner(msgspec.Struct, gc=False):
+    """What one key gets from one model. The model's own learner, of all keys, has the key ''."""
+
+    overhead: float
+    ratios: list[_Ratio | None]  # by kind
+    outputs: list[_Output | None]  # of whole answers, and of streams
+    media: float = 1.0
+    seen: int = 0
 
 
 class DemandEstimator:
@@ -68,95 +86,128 @@ class DemandEstimator:
 
     def __init__(self, config: EstimateConfig) -> None:
         self._config = config
-        self._ratios: dict[tuple[str, str, ByteClass], _Ratio] = {}
-        self._outputs: dict[tuple[str, str, bool], _Output] = {}
+        self._learners: dict[tuple[str, str], _Learner] = {}
 
     def estimate(self, request: Request) -> Demand:
         """Expected tokens in and out, and what to reserve. O(1)."""
-        cap, tokens = request.max_output_tokens, self._input_tokens(request)
+        learners, model, cap = self._learners, request.model, request.max_output_tokens
+        learner = learners.get((request.key, model)) or learners.get(("", model))
+        tokens = request.counted_tokens
+        if request.text_bytes or request.media_tokens:
+            tokens += self._input_tokens(request, learner)
         if not request.generates:
             return Demand(tokens, 0, 0, cap is None)
-        learned = self._outputs.get((request.key, request.model, request.stream))
-        if learned is None or learned.seen < SHRINKAGE:
+        learned = None if learner is None else learner.outputs[request.stream]
+        if learned is None or learned.seen < OUTPUT_SHRINKAGE:
             expected = reserved = self._config.output_tokens_default if cap is None else cap
         elif cap is None:
             expected = int(learned.mean) + 1
-            reserved = max(int(learned.median), expected)
+            reserved = max(int(learned.high), expected)
         else:
             mean = int(learned.mean) + 1
             expected, reserved = (mean if mean < cap else cap), cap
         choices = request.choices
         return Demand(tokens, expected * choices, reserved * choices, cap is None)
 
-    def _input_tokens(self, request: Request) -> int:
-        text_bytes, counted = request.text_bytes, request.counted_tokens
-        if not text_bytes:
-            return counted
-        ratio = self._ratios.get((request.key, request.model, request.byte_class))
-        if ratio is None:
-            ratio = self._ratios.get(("", request.model, request.byte_class))
-        if ratio is not None:
-            return int(text_bytes * ratio.blended + ratio.overhead) + 1 + counted
-        tokens = int(text_bytes * PRIOR_TOKENS_PER_BYTE[request.byte_class]) + 1
-        return tokens + self._config.message_overhead_tokens + counted
+    def _input_tokens(self, request: Request, learner: _Learner | None) -> int:
+        """Tokens of text and media."""
+        byte_class, text_bytes = request.byte_class, request.text_bytes
+        per_byte = request.tokens_per_byte or PRIOR_TOKENS_PER_BYTE[byte_class]
+        if learner is None:
+            tokens, overhead, media = text_bytes * per_byte, self._config.message_overhead_tokens, request.media_tokens
+        else:
+            kind = byte_class * DENSITY_STEPS + bisect(DENSITIES, per_byte)
+            ratio = learner.ratios[kind] or self._shared(request.model).ratios[kind] or AT_PRICE
+            tokens, overhead = text_bytes * per_byte * ratio.blended, learner.overhead
+            media = int(request.media_tokens * learner.media) if request.media_tokens else 0
+        least = text_bytes * LEAST_TOKENS_PER_BYTE[byte_class]
+        return int((tokens if tokens > least else least) + overhead) + 1 + media
 
     def learn(self, request: Request, usage: Usage) -> None:
         """Move the learners of this request towards what the engine measured.
 
         Those that have learned enough look at every fourth answer only: slower to turn, and a quarter of the cost.
         """
-        output = self._outputs.get((request.key, request.model, request.stream))
-        if output is not None and output.seen >= SETTLED:
-            output.skipped += 1
-            if output.skipped % SAMPLED_EVERY:
-                return
+        learner = self._learners.get((request.key, request.model)) or self._newcomer(request.key, request.model)
+        learner.seen += 1
+        if learner.seen > SETTLED and learner.seen % SAMPLED_EVERY:
+            return
+        shared = self._shared(request.model)
         tokens = usage.input_tokens - request.counted_tokens
-        if request.text_bytes and tokens > 0:
-            self._learn_input(request, tokens)
+        if tokens > 0:
+            if request.media_tokens:
+                self._learn_media(request, tokens, learner, shared)
+            elif request.text_bytes:
+                _learn_text(request, tokens, learner, shared)
         if request.generates and usage.output_tokens > 0:
-            self._learn_output(request, min(OUTPUT_MOST, usage.output_tokens / request.choices))
+            observed = min(OUTPUT_MOST, usage.output_tokens / request.choices)
+            _learn_output(shared, request.stream, observed)
+            if learner is not shared:
+                _learn_output(learner, request.stream, observed)
 
-    def _learn_input(self, request: Request, tokens: int) -> None:
-        prior = PRIOR_TOKENS_PER_BYTE[request.byte_class]
-        shared_key = ("", request.model, request.byte_class)
-        shared = self._ratios.get(shared_key)
-        if shared is None:
-            overhead = float(self._config.message_overhead_tokens)
-            shared = _remember(self._ratios, shared_key, _Ratio(prior, 0, prior, overhead))
-        own_key = (request.key, request.model, request.byte_class)
-        own = self._ratios.get(own_key)
-        if own is None:
-            own = _remember(self._ratios, own_key, _Ratio(shared.blended, 0, shared.blended, shared.overhead))
-        _move(shared, request.text_bytes, tokens, prior)
-        _move(own, request.text_bytes, tokens, shared.blended)
+    def _shared(self, model: str) -> _Learner:
+        """The learner of a model, whatever the key."""
+        return self._learners.get(("", model)) or self._newcomer("", model)
 
-    def _learn_output(self, request: Request, observed: float) -> None:
-        key = (request.key, request.model, request.stream)
-        output = self._outputs.get(key)
-        if output is None:
-            output = _remember(self._outputs, key, _Output(observed, observed, 0))
-        output.seen += 1
-        output.mean += RATIO_STEP * (observed - output.mean)
-        step = max(1.0, MEDIAN_STEP * output.mean)
-        output.median = max(1.0, output.median + (step / 2 if observed > output.median else -step / 2))
+    def _newcomer(self, key: str, model: str) -> _Learner:
+        """A learner that begins where that of its model stands."""
+        overhead, media = float(self._config.message_overhead_tokens), 1.0
+        if key:
+            shared = self._shared(model)
+            overhead, media = shared.overhead, shared.media
+        learners = self._learners
+        if len(learners) >= LEARNERS_MAX:
+            del learners[next(iter(learners))]
+        learner = learners[key, model] = _Learner(overhead, [None] * KINDS, [None, None], media)
+        return learner
+
+    def _learn_media(self, request: Request, tokens: int, learner: _Learner, shared: _Learner) -> None:
+        """What the text does not explain is the price of the images."""
+        text = self._input_tokens(msgspec.structs.replace(request, media_tokens=0), learner) if request.text_bytes else 0
+        observed = min(MEDIA_MOST, max(MEDIA_LEAST, (tokens - text) / request.media_tokens))
+        shared.media += STEP * (observed - shared.media)
+        if learner is not shared:
+            learner.media += STEP * (observed - learner.media)
 
 
-def _move(ratio: _Ratio, text_bytes: int, tokens: int, parent: float) -> None:
-    """Take one observation into account; early ones count more, so that a learner starts fast."""
+def _learn_text(request: Request, tokens: int, learner: _Learner, shared: _Learner) -> None:
+    """Move the overhead by a short text, the ratio of its kind by a longer one."""
+    byte_class, text_bytes = request.byte_class, request.text_bytes
+    per_byte = request.tokens_per_byte or PRIOR_TOKENS_PER_BYTE[byte_class]
+    kind = byte_class * DENSITY_STEPS + bisect(DENSITIES, per_byte)
+    price = text_bytes * per_byte
+    parent = shared.ratios[kind]
+    if parent is None:
+        parent = shared.ratios[kind] = _Ratio(1.0, 1.0)
+    own = learner.ratios[kind]
+    if own is None:
+        own = learner.ratios[kind] = _Ratio(parent.blended, parent.blended)
     if text_bytes < SHORT_TEXT_BYTES:
-        overhead = min(OVERHEAD_MOST, max(0.0, tokens - text_bytes * ratio.blended))
-        ratio.overhead += RATIO_STEP * (overhead - ratio.overhead)
+        overhead = min(OVERHEAD_MOST, max(0.0, tokens - price * own.blended))
+        learner.overhead += STEP * (overhead - learner.overhead)
+        if learner is not shared:
+            shared.overhead += STEP * (overhead - shared.overhead)
         return
-    observed = min(RATIO_MOST, max(RATIO_LEAST, (tokens - ratio.overhead) / text_bytes))
-    ratio.seen += 1
-    step = max(RATIO_STEP, 1 / ratio.seen)
-    ratio.own += step * (observed - ratio.own)
-    weight = ratio.seen / (ratio.seen + SHRINKAGE)
+    observed = (tokens - learner.overhead) / price if price else 1.0
+    observed = min(RATIO_MOST, max(RATIO_LEAST, observed))
+    _move(parent, observed, 1.0)
+    if own is not parent:
+        _move(own, observed, parent.blended)
+
+
+def _move(ratio: _Ratio, observed: float, parent: float) -> None:
+    """Take one observation into account; early ones count more, so that a learner starts fast."""
+    ratio.seen = seen = ratio.seen + 1
+    ratio.own += (1 / seen if seen < 20 else STEP) * (observed - ratio.own)
+    weight = seen / (seen + SHRINKAGE)
     ratio.blended = weight * ratio.own + (1 - weight) * parent
 
 
-def _remember(table: dict[K, V], key: K, value: V) -> V:
-    if len(table) >= LEARNERS_MAX:
-        del table[next(iter(table))]
-    table[key] = value
-    return value
+def _learn_output(learner: _Learner, stream: bool, observed: float) -> None:
+    output = learner.outputs[stream]
+    if output is None:
+        output = learner.outputs[stream] = _Output(observed, observed)
+    output.seen += 1
+    output.mean += STEP * (observed - output.mean)
+    step = max(1.0, STEP * output.mean)
+    output.high = max(1.0, output.high + (step * HIGH_SHARE if observed > output.high else -step * (1 - HIGH_SHARE)))

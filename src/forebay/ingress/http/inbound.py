@@ -440,6 +440,8 @@ class Inbound:
             key.ttft_ns,
             self._obeys_ns,
             self._retries,
+            seen.tokens_per_byte,
+            seen.media_tokens,
         )
 
     def _pass_on(self, route: Route) -> None:

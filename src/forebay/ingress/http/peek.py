@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from forebay.core.model import ByteClass
+from forebay.core.admission.byte_prices import tokens_per_byte
+from forebay.core.model import ESCAPED, ByteClass
 
 CHOICES_MAX = 128
 OUTPUT_TOKENS_MAX = 10_000_000
@@ -78,6 +79,16 @@ _decode_texts = msgspec.json.Decoder(list[str]).decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 BACKSLASH, SEMICOLON = b"\\;"
+_ESCAPE = re.compile(rb"\\u([0-9a-fA-F]{2})")
+_BEYOND_ASCII = re.compile(rb"[\xc0-\xff]")
+
+# By the lead byte of UTF-8, from 0xC0, and by the block of 256 code points that an escape names.
+_LATIN, _ALPHABET, _INDIC, _WIDE = ByteClass.LATIN, ByteClass.ALPHABET, ByteClass.INDIC, ByteClass.WIDE
+SCRIPT_OF_LEAD = (*(_LATIN,) * 13, *(_ALPHABET,) * 19, _INDIC, _LATIN, _LATIN, *(_WIDE,) * 29)
+SCRIPT_OF_BLOCK = tuple(
+    ByteClass(ESCAPED + script)
+    for script in (*(_LATIN,) * 3, *(_ALPHABET,) * 5, *(_INDIC,) * 8, *(_LATIN,) * 32, *(_WIDE,) * 208)
+)
 
 # A second copy of any of these keys is refused.
 JUDGED = (
@@ -109,6 +120,8 @@ class Peek(msgspec.Struct):
     text_bytes: int = 0
     byte_class: ByteClass = ByteClass.ASCII
     counted_tokens: int = 0
+    tokens_per_byte: float = 0.0
+    media_tokens: int = 0
     has_stream_options: bool = False
     include_usage: bool = False
 
@@ -126,7 +139,8 @@ def peek(body: bytes, *, generates: bool = True) -> Peek:
     except (msgspec.DecodeError, RecursionError) as error:
         raise _complaint(body, error) from None
     # One-byte searches come first: they cost a tenth of a longer needle's.
-    escaped = BACKSLASH in body and b"\\u" in body
+    escape = body.find(b"\\u") if BACKSLASH in body else -1
+    escaped = escape >= 0
     if isinstance(judged, _JudgedLarge):
         _refuse_duplicates_in_large(body, judged)
     elif not ascii_only or _has_spare_bytes(body):
@@ -140,14 +154,17 @@ def peek(body: bytes, *, generates: bool = True) -> Peek:
         _read_prompt(prompt, "input", seen)
     if bias := bytes(judged.logit_bias):
         _check_bias(bias)
+    text = body
     if SEMICOLON in body and b";base64," in body:
-        _take_out_base64(body, seen)
+        text = _without_base64(body, seen)
     if seen.text_bytes < 0:
         seen.text_bytes = 0
-    if escaped:
-        seen.byte_class = ByteClass.ESCAPED
-    elif not ascii_only:
-        seen.byte_class = ByteClass.UTF8
+    # The first character beyond ASCII stands for the others.
+    if escaped and (first := _ESCAPE.search(body, escape)) is not None:
+        seen.byte_class = SCRIPT_OF_BLOCK[int(first[1], 16)]
+    elif not ascii_only and (beyond := _BEYOND_ASCII.search(body)) is not None:
+        seen.byte_class = SCRIPT_OF_LEAD[body[beyond.start()] - 0xC0]
+    seen.tokens_per_byte = tokens_per_byte(text, seen.byte_class)
     return seen
 
 
@@ -294,8 +311,9 @@ def _check_bias(raw: bytes) -> None:
         raise BadRequest(f"'logit_bias' has more than {LOGIT_BIAS_MAX} entries", "logit_bias")
 
 
-def _take_out_base64(body: bytes, seen: Peek) -> None:
-    """Price inlined images and files apart: their base64 is not text that the model reads."""
+def _without_base64(body: bytes, seen: Peek) -> bytes:
+    """Price inlined images and files apart: their base64 is not text that the model reads. Returns what is."""
+    kept, begin = [], 0
     at = body.find(b";base64,")
     for _ in range(PARTS_MAX):
         if at < 0:
@@ -305,9 +323,12 @@ def _take_out_base64(body: bytes, seen: Peek) -> None:
             break
         # Prose behind the marker stays text: base64 has no spaces, and begins a data URL.
         if body.find(b" ", at, end) < 0 and body.startswith(b'"data:', body.rfind(b'"', 0, at)):
+            kept.append(body[begin:at])
+            begin = end
             seen.text_bytes -= end - at
-            seen.counted_tokens += IMAGE_TOKENS
+            seen.media_tokens += IMAGE_TOKENS
         at = body.find(b";base64,", end)
+    return b"".join([*kept, body[begin:]]) if kept else body
 
 
 def with_usage(body: bytes, seen: Peek) -> bytes:
