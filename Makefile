@@ -32,8 +32,9 @@ fmt: .venv/dev.stamp ## format, and fix what can be fixed
 	@$(PY) -m ruff check --fix-only
 	@$(PY) -m ruff format
 
-bench: .venv/runtime.stamp ## NAME=proxy (beside nginx, Envoy …; ten minutes), core (decisions alone), sim (ten minutes), article (its claims), control (policies beside their rivals), control_live (the same in real time), admission (by tokens beside by requests; six minutes) or calibration (simulated against real engines)
-	@case "$(NAME)" in proxy|core|sim|article|control|control_live|admission|calibration) ;; *) echo "make bench NAME=proxy, NAME=core, NAME=sim, NAME=article, NAME=control, NAME=control_live, NAME=admission or NAME=calibration" >&2; exit 2 ;; esac
+bench: .venv/runtime.stamp ## NAME=proxy (beside nginx, Envoy …; ten minutes), core (decisions alone), sim (ten minutes), article (its claims), control (policies beside their rivals), control_live (the same in real time), admission (by tokens beside by requests; six minutes), estimate (tokens beside real tokenizers) or calibration (simulated against real engines)
+	@case "$(NAME)" in proxy|core|sim|article|control|control_live|admission|estimate|calibration) ;; *) echo "make bench NAME=proxy, NAME=core, NAME=sim, NAME=article, NAME=control, NAME=control_live, NAME=admission, NAME=estimate or NAME=calibration" >&2; exit 2 ;; esac
+	@if [ "$(NAME)" = estimate ]; then $(MAKE) --no-print-directory .venv/bench.stamp; fi
 	@$(PY) -m benchmarks.$(NAME) $(ARGS)
 
 soak: .venv/test.stamp ## the long tests
@@ -51,5 +52,5 @@ clean: ## remove what make made, the virtual environments included
 .venv/runtime.stamp: pyproject.toml scripts/setup
 	@PYTHON="$(PYTHON)" sh scripts/setup runtime
 
-.venv/test.stamp .venv/dev.stamp: .venv/%.stamp: .venv/runtime.stamp scripts/requirements.py
+.venv/test.stamp .venv/bench.stamp .venv/dev.stamp: .venv/%.stamp: .venv/runtime.stamp scripts/requirements.py
 	@sh scripts/setup $*

@@ -1,8 +1,8 @@
 """The prices of bytes: fits them to five tokenizers and prints, or writes, the tables of the gateway.
 
-``python -m benchmarks.estimate_fit --write`` replaces the generated part of ``forebay/core/admission/byte_prices.py``. Only
-the ``fit`` half of the texts is seen, and the tokenizers have one vote each: what is left of a tokenizer's own habits is
-what the gateway learns from its engines.
+``python -m benchmarks.estimate_fit --write`` replaces the generated part of ``forebay/core/admission/byte_prices.py``.
+Only the ``fit`` half of the texts is seen, and the tokenizers have one vote each: what is left of a tokenizer's own
+habits is what the gateway learns from its engines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.estimate_judges import judges
 from benchmarks.estimate_texts import bodies, oddities, texts
-from forebay.core.admission.byte_prices import PRICE_SCALE
+from forebay.core.admission.byte_prices import PRICE_BELOW, PRICE_SCALE
 from forebay.core.model import ByteClass
 from forebay.ingress.http.peek import FRAME_BYTES, peek
 
@@ -36,7 +36,9 @@ GROUPS: Final = (
 )  # fmt: skip
 """Bytes of a kind: a byte that hardly occurs in the texts is priced as its kind."""
 
-FOUR_BYTE_LEADS: Final = slice(0xF0, 0xF5)  # emoji and rare ideographs: a whole token at least, too rare here to show it
+FOUR_BYTE_LEADS, FOUR_BYTES = slice(0xF0, 0xF5), 1.5  # emoji and rare ideographs are too rare here to show their price
+DIGITS, DIGIT = slice(48, 58), 0.55  # one token each with some tokenizers, a third with others: at least the middle
+MOST: Final = 63 / PRICE_SCALE - PRICE_BELOW
 PULL: Final = 0.3  # towards the price of the kind, in units of one body
 SWEEPS: Final = 200
 BODIES_PER_KIND: Final = 600
@@ -45,29 +47,29 @@ BEGIN, END = "# generated: prices\n", "# end: prices\n"
 PAGE: Final = Path(__file__).parents[1] / "src" / "forebay" / "core" / "admission" / "byte_prices.py"
 
 
-def _least_squares(rows: np.ndarray, prior: np.ndarray, pull: float) -> np.ndarray:
-    """Weights from 0 to 1 with which every row sums to about 1, by coordinate descent."""
+def _least_squares(rows: np.ndarray, prior: np.ndarray, pull: float, floor: np.ndarray | float) -> np.ndarray:
+    """Weights with which every row sums to about 1, within what a table can hold, by coordinate descent."""
     normal = rows.T @ rows + pull * np.eye(rows.shape[1])
     wanted = rows.sum(axis=0) + pull * prior
-    weights = prior.copy()
+    weights, least = prior.copy(), np.broadcast_to(floor, prior.shape)
     for _ in range(SWEEPS):
         for at in range(len(weights)):
             step = (wanted[at] - normal[at] @ weights) / normal[at, at]
-            weights[at] = min(1.0, max(0.0, weights[at] + step))
+            weights[at] = min(MOST, max(least[at], weights[at] + step))
     return weights
 
 
-def _table(counts: np.ndarray, tokens: np.ndarray) -> bytes:
+def _table(counts: np.ndarray, tokens: np.ndarray, floor: np.ndarray) -> bytes:
     """The price of each byte from how often it occurs in each body, and the tokens of each body by each judge."""
     rows = np.vstack([counts / tokens[:, judge : judge + 1] for judge in range(tokens.shape[1])])
     grouped = np.stack([rows[:, list(group)].sum(axis=1) for group in GROUPS], axis=1)
-    group_prices = _least_squares(grouped, np.full(len(GROUPS), 0.3), 0.01)
+    group_prices = _least_squares(grouped, np.full(len(GROUPS), 0.3), 0.01, 0.0)
     prior = np.full(256, 0.3)
     for group, price in zip(GROUPS, group_prices, strict=True):
         prior[list(group)] = price
-    prices = _least_squares(rows, prior, PULL)
-    prices[FOUR_BYTE_LEADS] = 1.0
-    return bytes(np.clip(np.round(prices * PRICE_SCALE), 0, PRICE_SCALE - 1).astype(np.uint8))
+    prices = _least_squares(rows, prior, PULL, floor)
+    prices[FOUR_BYTE_LEADS] = FOUR_BYTES
+    return bytes(np.round((prices + PRICE_BELOW) * PRICE_SCALE).astype(np.uint8))
 
 
 def fit(seed: int) -> dict[str, bytes]:
@@ -84,10 +86,14 @@ def fit(seed: int) -> dict[str, bytes]:
             name = next(name for name, classes in TABLES.items() if byte_class in classes)
             counts = np.bincount(np.frombuffer(body, np.uint8), minlength=256) * (1 - FRAME_BYTES / len(body))
             samples[name].append((counts, tokens))
-    return {
-        name: _table(np.array([counts for counts, _ in found]), np.array([tokens for _, tokens in found], float))
-        for name, found in samples.items()
-    }
+    tables = {}
+    for name, found in samples.items():
+        floor = np.full(256, -PRICE_BELOW)
+        if name in {"ascii", "utf8"}:  # in the others digits spell escapes
+            floor[DIGITS] = DIGIT
+        counted, tokens = zip(*found, strict=True)
+        tables[name] = _table(np.array(counted), np.array(tokens, float), floor)
+    return tables
 
 
 def source(tables: dict[str, bytes]) -> str:

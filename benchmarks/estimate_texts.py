@@ -19,14 +19,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, Literal
 
-import django
-
 Half = Literal["fit", "judge"]
 Text = Callable[[Random, int], str]
 """A text of about so many UTF-8 bytes."""
 
 STDLIB: Final = Path(sysconfig.get_paths()["stdlib"])
-LOCALES: Final = Path(django.__file__).parent
+PACKAGES: Final = Path(sysconfig.get_paths()["purelib"])
 LANGUAGES: Final = (
     "de", "fr", "es", "pt_BR", "it", "pl", "cs", "tr", "vi", "fi", "hu", "id",
     "ru", "uk", "el", "bg", "ar", "he", "fa", "hi", "th", "ja", "ko",
@@ -44,26 +42,25 @@ def _sources(half: Half) -> list[str]:
     for directory in CODE_DIRECTORIES:
         for path in sorted((STDLIB / directory).glob("*.py")):
             if half_of(path.name) == half and path.stat().st_size > 4_000:
-                found.append(path.read_text("utf-8", "replace"))
+                found += [path.read_text("utf-8", "replace")]
     return found
 
 
 def _prose(half: Half, sources: list[str]) -> list[str]:
-    """Help topics of Python's manual, module docstrings, and licence texts that lie around."""
+    """Help topics of Python's manual, module docstrings, and Python's licence."""
     found = [text for name, text in pydoc_data.topics.topics.items() if half_of(name) == half and len(text) > 600]
     for source in sources:
         if source.startswith(('"""', 'r"""')) and len(doc := source.split('"""')[1]) > 600:
-            found.append(inspect.cleandoc(doc))
-    licences = [STDLIB / "LICENSE.txt", *LOCALES.parent.glob("*.dist-info/**/LICENSE*")]
-    for path in sorted(licences):
-        if path.is_file() and half_of(str(path.relative_to(path.parents[2]))) == half:
-            found.append(path.read_text("utf-8", "replace"))
+            found += [inspect.cleandoc(doc)]
+    licence = STDLIB / "LICENSE.txt"
+    if licence.is_file() and half_of(licence.name) == half:
+        found.append(licence.read_text("utf-8"))
     return found
 
 
 def _sentences(language: str, half: Half) -> list[str]:
     found = []
-    for path in sorted(LOCALES.rglob(f"locale/{language}/LC_MESSAGES/*.mo")):
+    for path in sorted((PACKAGES / "django").rglob(f"locale/{language}/LC_MESSAGES/*.mo")):
         with path.open("rb") as file:
             catalog: dict[Any, str] = vars(gettext.GNUTranslations(file))["_catalog"]
         for original, translated in catalog.items():
@@ -99,12 +96,12 @@ def _from_sentences(by_language: dict[str, list[str]]) -> Text:
 
 
 def _record(rng: Random, words: list[str]) -> dict[str, Any]:
-    word = rng.choice
+    word, below = rng.choice, rng.randrange
     return {
-        "id": rng.choice([rng.randrange(10**6), f"{rng.getrandbits(128):032x}", f"{word(words)}-{rng.randrange(999)}"]),
-        word(words): rng.choice([round(rng.gauss(0, 100), rng.randrange(1, 6)), rng.randrange(10 ** rng.randrange(1, 9))]),
-        f"{word(words)}_{word(words)}": [word(words) for _ in range(rng.randrange(4))],
-        "created_at": f"20{rng.randrange(10, 27)}-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}T12:{rng.randrange(60):02}:00Z",
+        "id": word([below(10**6), f"{rng.getrandbits(128):032x}", f"{word(words)}-{below(999)}"]),
+        word(words): word([round(rng.gauss(0, 100), below(1, 6)), below(10 ** below(1, 9))]),
+        f"{word(words)}_{word(words)}": [word(words) for _ in range(below(4))],
+        "created_at": f"20{below(10, 27)}-{below(1, 13):02}-{below(1, 29):02}T12:{below(60):02}:00Z",
         word(words): {word(words): rng.random() < 0.5, "note": " ".join(word(words) for _ in range(rng.randrange(12)))},
     }
 
@@ -134,20 +131,21 @@ def _with_base64(prose: list[str]) -> Text:
 
 
 def texts(half: Half) -> dict[str, Text]:
-    """A maker of texts of each kind, from the documents of one half."""
+    """A maker of texts of each kind, from the documents of one half. Without Django, two kinds are missing."""
     sources = _sources(half)
     prose = _prose(half, sources)
     words = [word for word in " ".join(prose).split() if word.isalpha() and 3 < len(word) < 12]
-    chinese = {language: _sentences(language, half) for language in ("zh_Hans", "zh_Hant")}
-    others = {language: _sentences(language, half) for language in LANGUAGES}
-    return {
+    found: dict[str, Text] = {
         "prose": lambda rng, size: _cut(rng, prose, size),
         "code": lambda rng, size: _cut(rng, sources, size),
-        "chinese": _from_sentences(chinese),
-        "languages": _from_sentences(others),
         "json": _json_text(words),
         "base64": _with_base64(prose),
     }
+    if (PACKAGES / "django").is_dir():
+        chinese = {language: _sentences(language, half) for language in ("zh_Hans", "zh_Hant")}
+        found["chinese"] = _from_sentences(chinese)
+        found["languages"] = _from_sentences({language: _sentences(language, half) for language in LANGUAGES})
+    return found
 
 
 def _repeated(alphabet: str) -> Text:

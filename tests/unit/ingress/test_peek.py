@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forebay.core.model import ByteClass
+from forebay.core.model import ESCAPED, ByteClass
 from forebay.ingress.http import peek as module
 from forebay.ingress.http.peek import (
     FRAME_BYTES,
@@ -163,16 +163,30 @@ def test_inlined_images_are_priced_apart_and_bounded() -> None:
     picture = "data:image/png;base64," + "A" * 1000
     data = body(content=[picture, picture])
     seen = peek(data)
-    assert seen.counted_tokens == 2 * IMAGE_TOKENS
+    assert (seen.media_tokens, seen.counted_tokens) == (2 * IMAGE_TOKENS, 0)
     assert seen.text_bytes == len(data) - FRAME_BYTES - 2 * (len(";base64,") + 1000)
-    assert peek(body(content=["data:;base64,"] * (PARTS_MAX + 100))).counted_tokens == PARTS_MAX * IMAGE_TOKENS
+    assert peek(body(content=["data:;base64,"] * (PARTS_MAX + 100))).media_tokens == PARTS_MAX * IMAGE_TOKENS
     peek(b'{"a":";base64,' + b"A" * 100 + b'"}')
 
 
-def test_the_spelling_of_text() -> None:
-    assert peek(body()).byte_class is ByteClass.ASCII
-    assert peek(body(x="é")).byte_class is ByteClass.ESCAPED
-    assert peek('{"x":"é"}'.encode()).byte_class is ByteClass.UTF8
+@pytest.mark.parametrize(
+    ("text", "byte_class"),
+    [
+        ("x", ByteClass.ASCII), ("é", ByteClass.LATIN), ("“", ByteClass.LATIN), ("я", ByteClass.ALPHABET),
+        ("ω", ByteClass.ALPHABET), ("ש", ByteClass.ALPHABET), ("م", ByteClass.ALPHABET), ("ह", ByteClass.INDIC),
+        ("ไ", ByteClass.INDIC), ("漢", ByteClass.WIDE), ("か", ByteClass.WIDE), ("한", ByteClass.WIDE),
+        ("🙂", ByteClass.WIDE),
+    ],
+)  # fmt: skip
+def test_the_script_of_text_and_its_spelling(text: str, byte_class: ByteClass) -> None:
+    assert peek(json.dumps({"x": text}, ensure_ascii=False).encode()).byte_class is byte_class
+    escaped = byte_class + ESCAPED if byte_class else byte_class
+    assert peek(json.dumps({"x": text}).encode()).byte_class == escaped
+
+
+@pytest.mark.parametrize("text", ["\\u", "\\users", "C:\\uxyz", "\\\\u4e2d"])
+def test_a_backslash_before_a_u_need_not_be_an_escape(text: str) -> None:
+    peek(json.dumps({"x": text}).encode())
 
 
 DUPLICATES = [
@@ -331,5 +345,5 @@ def test_prose_behind_a_base64_marker_is_priced_as_text() -> None:
     inlined = b'{"model":"m","messages":[{"role":"user","content":"data:x;base64,' + words + b'"}]}'
     assert peek(inlined).counted_tokens == 0
     image = b'{"model":"m","messages":[{"url":"data:image/png;base64,' + b"A" * 4000 + b'"}]}'
-    assert peek(image).counted_tokens == IMAGE_TOKENS
+    assert peek(image).media_tokens == IMAGE_TOKENS
     assert peek(image).text_bytes < 200

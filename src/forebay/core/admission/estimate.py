@@ -1,12 +1,12 @@
 """The demand of a request before any tokenizer has seen it, learned from what engines report.
 
-Prompt tokens are the text's bytes at their price (byte_prices) times a ratio, plus the overhead of the chat template. The
-ratio is what a model's tokenizer makes of a kind of text: learned per (key, model, kind), shrunk towards (model, kind)
-and that towards 1: weight n / (n + 6) after n observations, step 1 / n down to 0.05. Long texts teach the ratio, short
-ones the overhead: of a greeting nearly all tokens are template. Images, sound and files have list prices, corrected per
-(key, model). Output tokens are learned per (key, model, streamed) as a mean and, by the pinball step, as the amount that
-nine in ten answers stay below; they are never above the caller's own cap. The table is bounded; the oldest learner is
-forgotten first.
+Prompt tokens are the text's bytes at their price (byte_prices) times a ratio, plus the overhead of the chat template.
+The ratio is what a model's tokenizer makes of a kind of text: learned per (key, model, kind), shrunk towards
+(model, kind) and that towards 1: weight n / (n + 3) after n observations, step 1 / n down to 0.05. Long texts teach the
+ratio, short ones the overhead: of a greeting nearly all tokens are template. Images, sound and files have list prices,
+corrected per (key, model). Output tokens are learned per (key, model, streamed) as a mean and, by the pinball step, as
+the amount that nine in ten answers stay below; they are never above the caller's own cap. The table is bounded; the
+oldest learner is forgotten first.
 
 What an engine reports is its word, so it is clipped to what a tokenizer can do before anything is learned from it:
 an estimate beyond every bound would refuse all requests, and nothing would ever be learned again.
@@ -22,16 +22,16 @@ import msgspec
 from forebay.core.model import Demand, Request, Usage
 
 PRIOR_TOKENS_PER_BYTE = (1 / 4.2, 1 / 3.5, 1 / 4, 1 / 4, 1 / 3, 1 / 5, 1 / 10, 1 / 8, 1 / 6)
-"""By ByteClass, for text whose bytes nobody looked at. They err towards too many tokens: too few cost the engine more."""
+"""By ByteClass, for text whose bytes nobody looked at. They err towards too many tokens: too few cost engines more."""
 
 LEAST_TOKENS_PER_BYTE = (1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 16, 1 / 24, 1 / 16, 1 / 16)
 """By ByteClass: an eighth of the bytes that the text has as UTF-8; an escape of six bytes stands for two or three."""
 
-DENSITIES = (0.20, 0.26, 0.34)  # tokens per byte that part prose, code, figures and noise: kinds that tokenizers differ in
+DENSITIES = (0.20, 0.26, 0.34)  # tokens per byte that part prose, code, figures and noise: tokenizers differ in them
 DENSITY_STEPS = len(DENSITIES) + 1
 KINDS = len(LEAST_TOKENS_PER_BYTE) * DENSITY_STEPS
 STEP = 0.05
-SHRINKAGE = 6  # observations after which a learner counts as much as its parent
+SHRINKAGE = 3  # observations after which a learner counts as much as its parent
 OUTPUT_SHRINKAGE = 20
 HIGH_SHARE = 0.9  # of answers that stay below what is reserved for one without a cap
 SHORT_TEXT_BYTES = 256  # below this the template outweighs the text
@@ -163,7 +163,7 @@ class DemandEstimator:
 
     def _learn_media(self, request: Request, tokens: int, learner: _Learner, shared: _Learner) -> None:
         """What the text does not explain is the price of the images."""
-        text = self._input_tokens(msgspec.structs.replace(request, media_tokens=0), learner) if request.text_bytes else 0
+        text = self._input_tokens(msgspec.structs.replace(request, media_tokens=0), learner)
         observed = min(MEDIA_MOST, max(MEDIA_LEAST, (tokens - text) / request.media_tokens))
         shared.media += STEP * (observed - shared.media)
         if learner is not shared:
