@@ -113,13 +113,14 @@ class DemandEstimator:
         """Tokens of text and media."""
         byte_class, text_bytes = request.byte_class, request.text_bytes
         per_byte = request.tokens_per_byte or PRIOR_TOKENS_PER_BYTE[byte_class]
-        if learner is None:
-            tokens, overhead, media = text_bytes * per_byte, self._config.message_overhead_tokens, request.media_tokens
-        else:
+        tokens, media = text_bytes * per_byte, request.media_tokens
+        overhead: float = self._config.message_overhead_tokens
+        if learner is not None:
             kind = byte_class * DENSITY_STEPS + bisect(DENSITIES, per_byte)
             ratio = learner.ratios[kind] or self._shared(request.model).ratios[kind] or AT_PRICE
-            tokens, overhead = text_bytes * per_byte * ratio.blended, learner.overhead
-            media = int(request.media_tokens * learner.media) if request.media_tokens else 0
+            tokens, overhead = tokens * ratio.blended, learner.overhead
+            if media:
+                media = int(media * learner.media)
         least = text_bytes * LEAST_TOKENS_PER_BYTE[byte_class]
         return int((tokens if tokens > least else least) + overhead) + 1 + media
 
