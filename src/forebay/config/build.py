@@ -15,6 +15,7 @@ from forebay.core.admission.estimate import EstimateConfig
 from forebay.core.admission.fair_share import FairShareConfig
 from forebay.core.admission.forecast import ForecastConfig
 from forebay.core.admission.retry_after import RetryConfig
+from forebay.core.admission.waiting_room import WaitingRoomConfig
 from forebay.core.batching import BatchingConfig
 from forebay.core.batching.dynamic import DynamicConfig
 from forebay.core.batching.passthrough import PassThroughConfig
@@ -213,6 +214,7 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
             wait_budget_ns=int(wait_budget_ms(config) * MILLISECOND),
             budget_ceiling_ns=int(config.slo.ttft_ms * MILLISECOND),
         ),
+        waiting_room=WaitingRoomConfig(config.admission.waiting_room, int(config.admission.waiting_room_s * SECOND)),
         retry=RetryConfig(probe_interval_ns=int(engine.probe.interval_s * SECOND)),
         batching=_batching(engine.batching or config.batching),
         limit=_limit(config, concurrency, limit_kind(config, engine)),

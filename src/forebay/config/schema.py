@@ -61,6 +61,19 @@ class Admission(Section, frozen=True):
             "(429 key_share). A key that is alone is never refused for it; nor is anything in backpressure mode."
         ),
     ] = True
+    waiting_room: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Requests that may wait, in any mode, while no engine is up and one is warming: for cold "
+            "starts and scale to zero. Others are told when to come. 0: nobody waits.",
+            examples=[1000],
+        ),
+    ] = 0
+    waiting_room_s: Annotated[
+        Seconds,
+        Meta(description="Longest that a request waits there, and the longest warm-up that is waited for, in s."),
+    ] = 60
     over_budget: Annotated[
         OverBudget,
         Meta(

@@ -314,7 +314,9 @@ class Pipeline:
         if mode is not Mode.BACKPRESSURE:
             serving_from = pool.serving_from(now)
             if serving_from is None or serving_from > now:
-                return verdicts.away(pool, serving_from, now)
+                if serving_from is not None or not verdicts.waits_for_warmup(pool, request, now):
+                    return verdicts.away(pool, serving_from, now)
+                mode = Mode.BACKPRESSURE
         places = pool.depth.depth_limit - 1 if verdicts.makes_way(pool, request, mode) else waiting
         refusal = pool.depth.check(request, demand, mode, waiting=places, tokens=queue.tokens, size=queue.bytes)
         return refusal or verdicts.wait_verdict(pool, request, demand, mode, now)
@@ -343,12 +345,16 @@ class Pipeline:
         position = len(pool.queue) + 1
         ticket.predicted_wait_ns = pool.forecast.predict_ns(position, rate)
         ticket.met_queue = True
+        hold = pool.config.hold_ns
+        if ticket.mode is not Mode.BACKPRESSURE and not pool.up:
+            ticket.mode, hold = (
+                Mode.BACKPRESSURE,
+                pool.config.waiting_room.hold_ns,
+            )  # it has a place in the waiting room
         if ticket.mode is Mode.HYBRID:
             # The linger of a forming batch is the operator's wish, not the engine's lateness.
             budget = pool.forecast.budget_ns(rate, ticket.request.wait_budget_ns)
             hold = ticket.wait_budget_ns = budget + pool.batcher.linger_ns
-        else:
-            hold = pool.config.hold_ns
         ticket.expires = now + hold
         for end in (ticket.request.deadline, ticket.request.patience):
             if end is not None and end < ticket.expires:
@@ -546,10 +552,10 @@ class Pipeline:
     def _evict(self, ticket: Ticket, reason: EvictReason, pool: Pool, now: Instant, effects: list[Effect]) -> None:
         self._close(ticket, Outcome.EVICTED, reason, None, now)
         retry: int | None = 0
-        if reason is EvictReason.NO_ENGINE:
-            retry = verdicts.away(pool, pool.serving_from(now), now).retry_after_ns
-        elif reason is EvictReason.DRAINING:
+        if reason is EvictReason.DRAINING:
             retry = SECOND
+        elif reason is EvictReason.NO_ENGINE or not pool.up:
+            retry = verdicts.away(pool, pool.serving_from(now), now).retry_after_ns
         refusal = Refusal(reason, retry)
         if reason is EvictReason.EXPIRED:
             limit, waited = ticket.expires - ticket.arrived, ticket.queue_wait_ns

@@ -14,6 +14,7 @@ from forebay.core.admission.fair_share import FairShare, FairShareConfig
 from forebay.core.admission.forecast import ForecastConfig, WaitForecast
 from forebay.core.admission.retry_after import RetryConfig, RetryLadder
 from forebay.core.admission.returns import Returns
+from forebay.core.admission.waiting_room import WaitingRoomConfig
 from forebay.core.admission.warmup import WarmupClock
 from forebay.core.batching import BatchingConfig
 from forebay.core.batching import build as build_batcher
@@ -54,6 +55,7 @@ class PoolConfig:
     tuning: TuningConfig = field(default_factory=TuningConfig)
     forecast: ForecastConfig = field(default_factory=ForecastConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
+    waiting_room: WaitingRoomConfig = field(default_factory=WaitingRoomConfig)
     batching: BatchingConfig = field(default_factory=PassThroughConfig)
     limit: LimitConfig = field(default_factory=FixedConfig)
     health: HealthConfig = field(default_factory=HealthConfig)

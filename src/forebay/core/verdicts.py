@@ -5,6 +5,7 @@ Each asks and changes nothing, save the ladder, which gives every caller another
 
 from __future__ import annotations
 
+from forebay.core.admission.waiting_room import may_wait
 from forebay.core.instant import MILLISECOND, SECOND, Instant
 from forebay.core.model import Demand, Mode, Refusal, Request, Ticket
 from forebay.core.outcome import EvictReason, ShedReason
@@ -25,6 +26,16 @@ def away(pool: Pool, serving_from: Instant | None, now: Instant) -> Refusal:
     if pool.warming:
         return Refusal(ShedReason.WARMING, pool.warmup.eta_ns(now))
     return Refusal(ShedReason.NO_ENGINE, max(SECOND, pool.config.retry.probe_interval_ns))
+
+
+def waits_for_warmup(pool: Pool, request: Request, now: Instant) -> bool:
+    """May it wait for the first engine to be up? One must be on its way."""
+    room = pool.config.waiting_room
+    if not room.places or not pool.warming:
+        return False
+    ends = [at for at in (request.deadline, request.patience) if at is not None]
+    until = min(ends) if ends else None
+    return may_wait(room, waiting=len(pool.queue), eta_ns=pool.warmup.eta_ns(now), until=until, now=now)
 
 
 def wait_verdict(pool: Pool, request: Request, demand: Demand, mode: Mode, now: Instant) -> Refusal | None:
@@ -97,6 +108,9 @@ def timed(pool: Pool, refusal: Refusal, request: Request, now: Instant) -> Refus
         return refusal
     if reason in SHARED:
         retry = max(retry, come_back_ns(pool, request, now))
+    elif reason is ShedReason.WARMING and retry < request.obeys_ns:
+        # When the engine is there they would all be, were they told the same.
+        retry = come_back_ns(pool, request, now, least_ns=retry)
     elif reason in EXACT:
         retry = pool.ladder.exact_ns(retry)
     else:
@@ -104,12 +118,15 @@ def timed(pool: Pool, refusal: Refusal, request: Request, now: Instant) -> Refus
     return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit, retry <= request.obeys_ns, refusal.level)
 
 
-def come_back_ns(pool: Pool, request: Request, now: Instant) -> int:
-    """When the calendar of returns has a place for this caller."""
+def come_back_ns(pool: Pool, request: Request, now: Instant, least_ns: int = 0) -> int:
+    """When the calendar of returns has a place for this caller, at the soonest after `least_ns`."""
     flow, part, returns = "", 1.0, pool.returns
     if (fair := pool.fair(request.priority)) is not None:
         flow, part = request.flow or request.key, fair.part(request.weight)
     returns.refused(request.retries, now)
+    if returns.overloaded:
+        # Who comes back into the overload, or as soon as it has ended, is refused or keeps a new request out.
+        least_ns = max(least_ns, min(2 * pool.forecast.service_ns, request.obeys_ns // 4))
     wait_ns = pool.ladder.next_ns(
         capacity(pool, now),
         now,
@@ -117,8 +134,7 @@ def come_back_ns(pool: Pool, request: Request, now: Instant) -> int:
         obeys_ns=request.obeys_ns,
         flow=flow,
         part=part,
-        # Who comes back into the overload, or as soon as it has ended, is refused or keeps a new request out.
-        least_ns=min(2 * pool.forecast.service_ns, request.obeys_ns // 4) if returns.overloaded else 0,
+        least_ns=least_ns,
         shows=returns.shows,
     )
     if request.retries is not None and wait_ns <= request.obeys_ns:

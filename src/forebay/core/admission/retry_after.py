@@ -110,7 +110,7 @@ class RetryLadder:
         come sooner. `shows`: the share of those told to come back who do.
         """
         config = self._config
-        room = float(SECOND) / config.least_ns
+        room = max(float(SECOND) / config.least_ns, usual_rate) * part  # nothing is known: they return as they came
         if capacity > 0:
             free = min(config.share_most, max(config.share_least, 1 - config.headroom - usual_rate / capacity))
             room = free * capacity * part / shows
