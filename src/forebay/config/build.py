@@ -61,6 +61,8 @@ class KeyEntry(msgspec.Struct, frozen=True):
     wait_budget_ns: int = 0  # of its class; 0: the gateway's
     ttft_ns: int = 0  # objective of its class; 0: the gateway's
     max_output_tokens: int | None = None  # what it may ask an engine to generate; None: anything
+    stored: bool = False  # it is a key of the store, whose usage the ledger keeps
+    prepaid: bool = False  # it spends credit
 
 
 class _ClassTerms(TypedDict):
@@ -125,15 +127,42 @@ def _class(config: Config, name: str) -> schema.PriorityClass:
 
 
 def _entry(config: Config, key: schema.StaticKey) -> KeyEntry:
-    group = _class(config, key.class_)
-    return KeyEntry(
-        id=key.id,
-        priority=group.priority,
-        priority_class=key.class_,
-        mode=key.mode or group.mode,
+    return entry_of(
+        config,
+        key.id,
+        key.class_,
+        mode=key.mode,
         models=None if "*" in key.models else frozenset(key.models),
         routes=None if "*" in key.routes else frozenset(key.routes),
-        max_output_tokens=output_cap(config, key.cap_output_tokens),
+        cap_output_tokens=key.cap_output_tokens,
+    )
+
+
+def entry_of(
+    config: Config,
+    key_id: str,
+    class_: str,
+    *,
+    mode: Mode | None,
+    models: frozenset[str] | None,
+    routes: frozenset[str] | None,
+    cap_output_tokens: int | None = None,
+    stored: bool = False,
+    prepaid: bool = False,
+) -> KeyEntry:
+    """The entry of a key, with what its class says; a class that is gone says what `default` does."""
+    name = class_ if class_ in config.classes else "default"
+    group = _class(config, name)
+    return KeyEntry(
+        id=key_id,
+        priority=group.priority,
+        priority_class=name,
+        mode=mode or group.mode,
+        models=models,
+        routes=routes,
+        max_output_tokens=output_cap(config, cap_output_tokens),
+        stored=stored,
+        prepaid=prepaid,
         **_class_terms(config, group),
     )
 

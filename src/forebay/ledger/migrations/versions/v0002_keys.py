@@ -30,7 +30,7 @@ def _keys() -> None:
         sa.Column("models", sa.Text, nullable=True),
         sa.Column("routes", sa.Text, nullable=True),
         sa.Column("limits", sa.Text, nullable=True),
-        sa.Column("max_output_tokens", WHOLE, nullable=True),
+        sa.Column("cap_output_tokens", WHOLE, nullable=True),
         sa.Column("prepaid", sa.Integer, nullable=False),
         sa.Column("created_ms", WHOLE, nullable=False),
         sa.Column("expires_ms", WHOLE, nullable=True),
