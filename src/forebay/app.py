@@ -11,7 +11,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -49,6 +49,7 @@ from forebay.telemetry.recorder import Recorder, open_record
 from forebay.telemetry.tuning import tuners
 
 if TYPE_CHECKING:
+    from forebay.ingress.stored import StoredKeys
     from forebay.ledger.desk import Desk
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,9 @@ DRAIN_CHECK_S = 0.02
 LINGER_S = 0.2
 WALL_S = 1.0  # between two looks at the wall clock
 FLUSH_S = 0.5  # of the access log and the record
+
+OF_A_STORE = ("/api/v1/keys", "/api/v1/ledger", "/api/v1/audit")
+NO_STORE = "this gateway has no store of keys; start it with --keys sqlite:///forebay.db, or set [keys] store"
 
 T = TypeVar("T")
 
@@ -102,6 +106,9 @@ class App:
         self.watch = Watch(config, self.engines, self.gateway)
         self.site = self._make_site(loop)
         self._stack.callback(self.site.stop)
+        self.stored = await self._open_store()
+        if self.stored is not None:
+            self.stored.start(self.site, self.gateway, loop, self.desk)
         self._start_desk(loop)
         await self._open_admin()
         await self._probe_first()
@@ -150,6 +157,8 @@ class App:
             self.gateway.reconfigure(pipeline_config(new))
         except ValueError as error:
             raise UsageError(f"{error}; restart the gateway") from None
+        if self.stored is not None:
+            self.stored.reconfigure(new)
         self.site.reload(key_table(new), anonymous_entry(new), new.responses.overload_status)
         self.metrics.know_classes(new.classes)
         self.config = new
@@ -201,7 +210,7 @@ class App:
             "buffered_body_bytes": self.site.buffered_bytes,
             "engines_away": away,
             "degraded": [
-                *(trouble for writer in self._writers if (trouble := writer.degraded) is not None),
+                *(trouble for part in self._parts() if (trouble := part.degraded) is not None),
                 *self.watch.degraded(),
                 *(() if self.desk is None else self.desk.degraded),
             ],
@@ -216,6 +225,12 @@ class App:
         if frozen is not None:
             self.pipeline.freeze_tuners(frozen)
         return tuners(self.pipeline, self.gateway.clock())
+
+    def _parts(self) -> Iterator[AccessLog | Recorder | StoredKeys]:
+        """Those that may be degraded."""
+        yield from self._writers
+        if self.stored is not None:
+            yield self.stored
 
     def ready(self) -> bool:
         """Would a request be admitted now, were there room?"""
@@ -436,6 +451,17 @@ class App:
             ready=self.ready,
         )
 
+    async def _open_store(self) -> StoredKeys | None:
+        """The keys of the store, if there is one: SQLAlchemy is imported for nobody else."""
+        url = self.config.keys.store
+        if url is None:
+            return None
+        from forebay.ingress.stored import StoredKeys
+
+        stored = await StoredKeys.open(url, self.config)
+        self._stack.callback(stored.close)
+        return stored
+
     async def _open_admin(self) -> None:
         admin = self.config.admin
         server = AdminServer(
@@ -446,6 +472,10 @@ class App:
             tuners=self.tuners,
             registry=registry(self.metrics),
             token=admin.token.value if admin.token is not None else None,
+            read_token=admin.read_token.value if admin.read_token is not None else None,
+            more=() if self.stored is None else self.stored.endpoints(),
+            absent=dict.fromkeys(OF_A_STORE, NO_STORE) if self.stored is None else None,
+            version=version("forebay"),
         )
         port = await _listening(server.start(admin.host, admin.port), admin.host, admin.port, "--admin-port")
         self._stack.push_async_callback(server.stop)

@@ -17,6 +17,7 @@ import click
     "--mode", type=click.Choice(["backpressure", "admission", "hybrid"]), help="What happens when it is busy."
 )
 @click.option("--preset", type=click.Choice(["internal", "public-api", "b2b", "offline", "realtime"]), help="Defaults for a kind of use.")  # fmt: skip  # noqa: E501
+@click.option("--keys", metavar="URL", help="Database of keys, such as sqlite:///forebay.db; see forebay keys.")
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes any free one.")
 @click.option("--admin-port", type=click.IntRange(0, 65535), help="Port of /metrics and /api/v1; 0 takes any free one.")
@@ -25,6 +26,7 @@ def command(
     upstreams: tuple[str, ...],
     mode: str | None,
     preset: str | None,
+    keys: str | None,
     host: str | None,
     port: int | None,
     admin_port: int | None,
@@ -36,6 +38,7 @@ def command(
     flags: dict[str, Any] = {
         "admission.mode": mode,
         "admission.preset": preset,
+        "keys.store": keys,
         "server.host": host,
         "server.port": port,
         "admin.port": admin_port,

@@ -59,14 +59,21 @@ def warnings(config: Config) -> Iterator[Problem]:
         taken.update(engine.models)
     if config.gpu.source != "none" and not any(engine.gpus for engine in config.engines):
         yield Problem(("gpu", "source"), "changes nothing: no engine names its GPUs", "give [[engines]] gpus")
-    if not config.keys.anonymous and not config.keys.static:
-        yield Problem(("keys", "anonymous"), "nobody may call: no keys are given", "add [[keys.static]] entries")
+    if not config.keys.anonymous and not config.keys.static and config.keys.store is None:
+        todo = "add [[keys.static]] entries, or a [keys] store"
+        yield Problem(("keys", "anonymous"), "nobody may call: no keys are given", todo)
+    if config.admin.read_token is not None and config.admin.token is None:
+        yield Problem(
+            ("admin", "read_token"), "has no effect without [admin] token: everybody may change everything", "set both"
+        )
 
 
 def _ports(config: Config) -> Iterator[Problem]:
     server, admin = config.server, config.admin
     if server.port and server.port == admin.port:
         yield Problem(("admin", "port"), f"is {admin.port}, the data port's own", "choose another")
+    if admin.token is not None and admin.token == admin.read_token:
+        yield Problem(("admin", "read_token"), "is the same as [admin] token", "give it a value of its own")
     if admin.token is None and not is_loopback(admin.host):
         yield Problem(
             ("admin", "host"),

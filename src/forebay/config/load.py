@@ -29,6 +29,7 @@ FLAGS: dict[Path, str] = {
     ("admission", "mode"): "--mode",
     ("admission", "preset"): "--preset",
     ("engines",): "--upstream",
+    ("keys", "store"): "--keys",
 }
 """What the settings that commands set are called on the command line."""
 
@@ -218,17 +219,18 @@ def _without_effect(path: Path) -> Problem:
 
 
 def _optional_token(data: dict[str, Any], environment: Mapping[str, str]) -> list[Problem]:
-    """On loopback the admin token is optional, so a reference to a variable that is not set means none."""
+    """On loopback admin tokens are optional, so a reference to a variable that is not set means none."""
     admin = data.get("admin")
-    token = admin.get("token") if isinstance(admin, dict) else None
-    if not isinstance(token, str) or not token.startswith("env:") or environment.get(token[4:]):
+    if not isinstance(admin, dict) or not check.is_loopback(str(admin.get("host", "127.0.0.1"))):
         return []
-    assert isinstance(admin, dict)
-    if not check.is_loopback(str(admin.get("host", "127.0.0.1"))):
-        return []
-    del admin["token"]
-    reason = f"environment variable {token[4:]!r} is not set, so the admin port asks for no token"
-    return [Problem(("admin", "token"), reason, "export it to have one")]
+    problems = []
+    for name, without in (("token", "the admin port asks for no token"), ("read_token", "there is no such token")):
+        token = admin.get(name)
+        if isinstance(token, str) and token.startswith("env:") and not environment.get(token[4:]):
+            del admin[name]
+            reason = f"environment variable {token[4:]!r} is not set, so {without}"
+            problems.append(Problem(("admin", name), reason, "export it to have one"))
+    return problems
 
 
 def _spelt(path: Path) -> tuple[str, str]:

@@ -84,6 +84,13 @@ class Admin(Section, frozen=True):
             examples=["env:FOREBAY_ADMIN_TOKEN"],
         ),
     ] = None
+    read_token: Annotated[
+        Secret | None,
+        Meta(
+            description="A second token, that may read everything here and change nothing.",
+            examples=["env:FOREBAY_ADMIN_READ_TOKEN"],
+        ),
+    ] = None
 
 
 class Tls(Section, frozen=True):

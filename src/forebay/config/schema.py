@@ -451,8 +451,8 @@ class Keys(Section, frozen=True):
     store: Annotated[
         Text | None,
         Meta(
-            description="Database of keys, of their use and their credit: SQLite by path, or PostgreSQL by URL. Unset: "
-            "only static keys, and nothing is kept.",
+            description="Database of the keys that `forebay keys` makes, of their use and their credit: SQLite, or "
+            "PostgreSQL as postgresql://USER@HOST/NAME. Unset: only static keys, and nothing is kept.",
             examples=["sqlite:///forebay.db"],
         ),
     ] = None

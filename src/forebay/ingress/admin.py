@@ -1,7 +1,7 @@
-"""The admin port: metrics, status and snapshot over HTTP/1.1, on the gateway's own event loop.
+"""The admin port: metrics, status, keys and credits over HTTP/1.1, on the gateway's own event loop.
 
-It serves a scraper and a few people, so it is bounded tightly, answers one request at a time per connection, and
-renders metrics family by family with the loop free in between: a scrape never delays the data port noticeably.
+It serves a scraper and a few people, so it is bounded tightly and answers one request at a time per connection. What it
+offers stands in a table (ingress/api); here is who may ask, and how the answer leaves.
 """
 
 from __future__ import annotations
@@ -10,38 +10,35 @@ import asyncio
 import errno
 import hmac
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from hashlib import blake2b
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import httptools
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry
 
 from forebay.config.check import is_loopback
 from forebay.core.snapshot import Snapshot
-from forebay.errors import ConfigError, ForebayError, UsageError
+from forebay.errors import ConfigError, UsageError
+from forebay.ingress.api.base import BaseEndpoints
+from forebay.ingress.api.openapi import document
+from forebay.ingress.api.table import Asked, Endpoint, Problem, Reply, Table, phrase, problem
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 64
-REQUEST_BYTES_MAX = 16 * 1024  # head and body together; nothing here takes a body
+HEAD_BYTES_MAX = 16 * 1024
+REQUEST_BYTES_MAX = 80 * 1024  # head and body together
 IDLE_S = 75.0  # a scraper's interval is shorter
 REQUEST_S = 10.0  # from a request's first byte to its last
 UNSENT_BYTES_MAX = 4 * 1024 * 1024
+UNREAD_S = 30.0  # a client that reads nothing of a long answer
 
-JSON = b"application/json"
-PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
-RELOAD = b"/api/v1/config/reload"
-TUNER = b"/api/v1/tuner"
-FREEZE = {b"/api/v1/tuner/freeze": True, b"/api/v1/tuner/unfreeze": False}
-EXPLAIN = b"/api/v1/explain/"
-PATHS = frozenset({b"/healthz", b"/metrics", b"/api/v1/status", b"/api/v1/snapshot", TUNER, *FREEZE, RELOAD})
-
-_PHRASES = {
-    200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 404: b"Not Found", 405: b"Method Not Allowed",
-    409: b"Conflict", 413: b"Content Too Large", 500: b"Internal Server Error",
+_HEADERS = {
+    b"authorization": "authorization", b"content-type": "content_type", b"idempotency-key": "idempotency",
+    b"host": "host", b"origin": "origin",
 }  # fmt: skip
 
 
@@ -57,15 +54,21 @@ class AdminServer:
         reload: Callable[[], tuple[str, ...]] | None = None,
         explain: Callable[[str], dict[str, Any] | None] | None = None,
         tuners: Callable[[bool | None], dict[str, Any]] = lambda _: {},
+        *,
+        read_token: str | None = None,
+        more: Iterable[Endpoint] = (),
+        absent: Mapping[str, str] | None = None,
+        version: str = "",
     ) -> None:
-        """`tuners` says what the tuners found; with True or False it freezes them first, or lets them go on."""
-        self._snapshot = snapshot
-        self._status = status
-        self._registry = registry
+        """`read_token` may ask, and change nothing; `more`: further endpoints; `absent`: see Table; `tuners` says what
+        the tuners found, and with True or False freezes them first, or lets them go on."""
+        base = BaseEndpoints(snapshot, status, registry, reload, explain, tuners)
+        described = Endpoint("GET", "/openapi.json", "This description.", self._describe)
+        self._table = Table((*base.endpoints(), described, *more), absent)
+        self._version = version
+        self._document = b""
         self._token = None if token is None else token.encode()
-        self._reload = reload
-        self._explain = explain
-        self._tuners = tuners
+        self._read_token = None if read_token is None else read_token.encode()
         self._server: asyncio.Server | None = None
         self.connections: set[_Connection] = set()
 
@@ -96,66 +99,70 @@ class AdminServer:
         await self._server.wait_closed()
         self._server = None
 
-    def may(self, authorization: bytes) -> bool:
-        """Does this credential open the port? Compared in constant time."""
-        if self._token is None:
-            return True
-        scheme, _, presented = authorization.strip().partition(b" ")
-        return hmac.compare_digest(presented.strip(), self._token) and scheme.lower() == b"bearer"
-
-    async def answer(self, path: bytes) -> tuple[int, bytes, bytes]:
-        """(status, content type, body) of a GET on a known path."""
-        if path == b"/healthz":
-            return 200, JSON, b'{"status":"alive"}'
+    async def respond(self, method: str, path: str, asked: Asked, headers: dict[str, bytes]) -> Reply:
+        """The answer to one request."""
         try:
-            if path == b"/metrics":
-                return 200, PROMETHEUS, await self._metrics()
-            if path == TUNER:
-                return 200, JSON, msgspec.json.encode(self._tuners(None))
-            body = self._snapshot() if path == b"/api/v1/snapshot" else self._status()
-            return 200, JSON, msgspec.json.encode(body)
+            endpoint, place = self._find(method, path, headers.get("authorization", b""))
+            actor = self._admitted(endpoint, headers)
+            return await endpoint.answer(asked._replace(place=place, actor=actor))
+        except Problem as wrong:
+            return wrong.reply
         except Exception:
             # The data port must not care; the operator should hear of it.
-            log.exception("the admin port failed to answer %s", path.decode("ascii", "replace"))
-            return 500, JSON, _error("internal_error", "the answer could not be made; see the log")
+            log.exception("the admin port failed to answer %s", path)
+            return Reply(500, problem("internal_error", "the answer could not be made; see the log"))
 
-    def explain(self, request_id: bytes) -> tuple[int, bytes, bytes]:
-        """(status, content type, body) of the question about one request."""
-        found = self._explain(request_id.decode("latin-1")) if self._explain is not None else None
-        if found is None:
-            return 404, JSON, _error("not_kept", "no decision on this request is kept; see [telemetry] explain")
-        return 200, JSON, msgspec.json.encode(found)
+    def _find(self, method: str, path: str, authorization: bytes) -> tuple[Endpoint, str]:
+        """Without the token nobody learns which paths there are. Raises Problem."""
+        if path != "/healthz":
+            self._who(authorization)
+        return self._table.find(method, path)
 
-    def reload(self) -> tuple[int, bytes, bytes]:
-        """(status, content type, body) of a reload: 200 with its warnings, or 409 with what is wrong."""
-        try:
-            warnings = self._reload() if self._reload is not None else ()
-        except ForebayError as error:
-            return 409, JSON, _error("not_reloaded", f"nothing has changed: {error}")
-        log.info("the configuration was reloaded")
-        return 200, JSON, msgspec.json.encode({"reloaded": True, "warnings": warnings})
+    def _admitted(self, endpoint: Endpoint, headers: dict[str, bytes]) -> str:
+        """Who asks, for the trail. Raises Problem when they may not."""
+        if endpoint.open:
+            return ""
+        actor, may_change = self._who(headers.get("authorization", b""))
+        if endpoint.changes and not may_change:
+            raise Problem(403, "read_only", "this token may only read; changes take [admin] token")
+        if endpoint.changes and self._token is None and _from_elsewhere(headers):
+            raise Problem(403, "foreign_origin", "a web page of another origin may change nothing here")
+        return actor
 
-    def freeze(self, frozen: bool) -> tuple[int, bytes, bytes]:
-        """(status, content type, body) of a freeze or its end."""
-        log.info("the depth tuners were %s", "frozen" if frozen else "let go on")
-        return 200, JSON, msgspec.json.encode(self._tuners(frozen))
+    def _who(self, authorization: bytes) -> tuple[str, bool]:
+        """(name for the trail, may it change anything). Compared in constant time. Raises Problem."""
+        scheme, _, presented = authorization.strip().partition(b" ")
+        presented = presented.strip() if scheme.lower() == b"bearer" else b""
+        if self._token is None:
+            return "loopback", True
+        if hmac.compare_digest(presented, self._token):
+            return f"token:{_fingerprint(self._token)}", True
+        if self._read_token is not None and hmac.compare_digest(presented, self._read_token):
+            return f"token:{_fingerprint(self._read_token)}", False
+        message = "send the admin token as 'authorization: Bearer …'"
+        raise Problem(401, "invalid_token", message, extra=b"www-authenticate: Bearer\r\n")
 
-    async def _metrics(self) -> bytes:
-        parts = []
-        for family in self._registry.collect():
-            parts.append(generate_latest(cast("CollectorRegistry", _Single(family))))
-            await asyncio.sleep(0)
-        return b"".join(parts)
+    async def _describe(self, asked: Asked) -> Reply:
+        del asked
+        self._document = self._document or msgspec.json.encode(document(self._table, self._version))
+        return Reply(200, self._document)
 
 
-class _Single(Collector):
-    """A registry of one family: the encoder asks for nothing but `collect`."""
+def _fingerprint(token: bytes) -> str:
+    """Tells tokens apart, and does not help to guess one."""
+    return blake2b(token, digest_size=4, person=b"forebay admin").hexdigest()
 
-    def __init__(self, family: Metric) -> None:
-        self._family = family
 
-    def collect(self) -> Iterator[Metric]:
-        yield self._family
+def _from_elsewhere(headers: dict[str, bytes]) -> bool:
+    """Does a browser send it for a page that is not this port's own? It then names the page's origin; others do not."""
+    origin = headers.get("origin")
+    if origin is None:
+        return False
+    try:
+        parts = urlsplit(origin.decode("ascii"))
+        return parts.netloc.encode() != headers.get("host", b"") or not is_loopback(parts.hostname or "")
+    except ValueError:
+        return True
 
 
 class _Connection(asyncio.Protocol):
@@ -169,10 +176,16 @@ class _Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._url = b""
-        self._authorization = b""
-        self._received = 0
+        self._headers: dict[str, bytes] = {}
+        self._body = b""
+        self._received = 0  # bytes of the request at hand
+        self._head_size = 0
+        self._head_done = False
+        self._writable = asyncio.Event()
+        self._writable.set()
         self._ended = False  # nothing more is read from this client, or written to it
         self._last = False  # the connection ends with the request at hand
+        self._streams = False  # the answer at hand is sent as it is made
 
     # ---- the transport's side --------------------------------------------------------------------------------
 
@@ -209,11 +222,20 @@ class _Connection(asyncio.Protocol):
             # The offer is declined by answering in HTTP/1.1; what follows may be in the other protocol.
             self._last = True
         except httptools.HttpParserError:
-            self._refuse(400, "malformed", "the request is not valid HTTP/1.1")
+            if not self._ended:
+                self._refuse(400, "malformed", "the request is not valid HTTP/1.1")
+        if not self._head_done and self._received > HEAD_BYTES_MAX and not self._ended:
+            self._head_too_large()
 
     def pause_writing(self) -> None:
-        # More than one whole answer is unsent: this client does not read.
-        self.close()
+        # More than one whole answer is unsent: this client does not read. A long one waits for it.
+        if self._streams:
+            self._writable.clear()
+        else:
+            self.close()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
 
     def close(self) -> None:
         """End at once."""
@@ -223,14 +245,30 @@ class _Connection(asyncio.Protocol):
     # ---- the parser's side -----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._url = self._authorization = b""
+        self._url = self._body = b""
+        self._headers = {}
+        self._head_size = 0
+        self._head_done = False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
+        self._head_size += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"authorization":
-            self._authorization = value
+        self._head_size += len(name) + len(value)
+        if (known := _HEADERS.get(name.lower())) is not None:
+            self._headers[known] = value
+
+    def on_headers_complete(self) -> None:
+        self._head_done = True
+        if self._head_size > HEAD_BYTES_MAX and not self._ended:
+            self._head_too_large()
+
+    def _head_too_large(self) -> None:
+        self._refuse(413, "request_too_large", f"request heads here are at most {HEAD_BYTES_MAX} bytes")
+
+    def on_body(self, piece: bytes) -> None:
+        self._body += piece
 
     def on_message_complete(self) -> None:
         if self._ended:
@@ -241,48 +279,54 @@ class _Connection(asyncio.Protocol):
             return
         method, keep = self._parser.get_method(), self._parser.should_keep_alive()
         self._disarm()
-        self._task = self._loop.create_task(self._serve(method, self._url.partition(b"?")[0], keep))
+        self._task = self._loop.create_task(self._serve(method.decode("latin-1"), keep))
 
-    async def _serve(self, method: bytes, path: bytes, keep: bool) -> None:
-        status, kind, body, extra = await self._respond(method, path)
-        self._task = None
+    async def _serve(self, method: str, keep: bool) -> None:
+        path, _, query = self._url.decode("latin-1").partition("?")
+        headers = self._headers
+        idempotency = headers.get("idempotency")
+        asked = Asked(
+            path,
+            query=query,
+            body=self._body,
+            content_type=headers.get("content_type", b"").decode("latin-1"),
+            idempotency=None if idempotency is None else idempotency.decode("latin-1"),
+        )
+        reply = await self._server.respond(method, path, asked, headers)
         if self._ended:
             return
         keep = keep and not self._last
-        self._send(status, kind, body, extra, keep=keep, head_only=method == b"HEAD")
+        if reply.pieces is not None and method != "HEAD":
+            await self._send_pieces(reply, reply.pieces)
+            return
+        self._task = None
+        self._send(reply, keep=keep, head_only=method == "HEAD")
         if keep:
             self._received = 0
             self._arm(IDLE_S)
 
-    async def _respond(self, method: bytes, path: bytes) -> tuple[int, bytes, bytes, bytes]:
-        if path != b"/healthz" and not self._server.may(self._authorization):
-            message = "send the admin token as 'authorization: Bearer …'"
-            return 401, JSON, _error("invalid_token", message), b"www-authenticate: Bearer\r\n"
-        if path.startswith(EXPLAIN) and method in (b"GET", b"HEAD"):
-            return (*self._server.explain(path[len(EXPLAIN) :]), b"")
-        if path not in PATHS:
-            known = ", ".join(sorted(known.decode() for known in PATHS))
-            return 404, JSON, _error("not_found", f"nothing is here; there is: {known}"), b""
-        if path == RELOAD or path in FREEZE:
-            if method != b"POST":
-                return 405, JSON, _error("method_not_allowed", "use POST"), b"allow: POST\r\n"
-            return (*(self._server.reload() if path == RELOAD else self._server.freeze(FREEZE[path])), b"")
-        if method not in (b"GET", b"HEAD"):
-            return 405, JSON, _error("method_not_allowed", "use GET"), b"allow: GET, HEAD\r\n"
-        return (*await self._server.answer(path), b"")
+    async def _send_pieces(self, reply: Reply, pieces: AsyncIterator[bytes]) -> None:
+        """A long answer, as fast as the client reads it; its end is the end of the connection."""
+        self._streams = True
+        self._transport.write(_head(reply, b"connection: close\r\n"))
+        async for piece in pieces:
+            self._transport.write(piece)
+            await asyncio.wait_for(self._writable.wait(), UNREAD_S)
+        self._finish()
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        self._send(status, JSON, _error(code, message), b"", keep=False, head_only=False)
+        self._send(Reply(status, problem(code, message)), keep=False, head_only=False)
 
-    def _send(self, status: int, kind: bytes, body: bytes, extra: bytes, *, keep: bool, head_only: bool) -> None:
-        head = b"HTTP/1.1 %d %s\r\ncontent-type: %s\r\ncontent-length: %d\r\ncache-control: no-store\r\n%s%s\r\n" % (
-            status, _PHRASES[status], kind, len(body), extra, b"" if keep else b"connection: close\r\n",
-        )  # fmt: skip
-        self._transport.write(head if head_only else head + body)
+    def _send(self, reply: Reply, *, keep: bool, head_only: bool) -> None:
+        head = _head(reply, b"content-length: %d\r\n%b" % (len(reply.body), b"" if keep else b"connection: close\r\n"))
+        self._transport.write(head if head_only else head + reply.body)
         if not keep:
-            self._ended = True
-            self._arm(REQUEST_S)
-            self._transport.close()
+            self._finish()
+
+    def _finish(self) -> None:
+        self._ended = True
+        self._arm(REQUEST_S)
+        self._transport.close()
 
     # ---- time ------------------------------------------------------------------------------------------------
 
@@ -296,5 +340,7 @@ class _Connection(asyncio.Protocol):
             self._timer = None
 
 
-def _error(code: str, message: str) -> bytes:
-    return msgspec.json.encode({"error": {"code": code, "message": message}})
+def _head(reply: Reply, extra: bytes) -> bytes:
+    return b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncache-control: no-store\r\n%b%b\r\n" % (
+        reply.status, phrase(reply.status), reply.kind, reply.extra, extra,
+    )  # fmt: skip

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from forebay.config.schema import ROUTE_NAMES, Config, Count, Limits, ModelLimits, Name, Section, Text
+from forebay.config.fields import Count, Name, Section, Text
+from forebay.config.schema import ROUTE_NAMES, Config, Limits, ModelLimits
 from forebay.core.model import Mode
 from forebay.errors import UsageError
 

@@ -28,7 +28,12 @@ def test_every_commented_setting_is_valid_once_uncommented(
         (tmp_path / name).write_bytes(certificate[source].read_bytes())
     monkeypatch.chdir(tmp_path)
     text = re.sub(r"^#(?=\S)", "", default_file(), flags=re.MULTILINE)
-    environment = {"FOREBAY_ADMIN_TOKEN": "a", "ENGINE_API_KEY": "b", "TEAM_A_KEY": "c"}
+    environment = {
+        "FOREBAY_ADMIN_TOKEN": "a",
+        "FOREBAY_ADMIN_READ_TOKEN": "d",
+        "ENGINE_API_KEY": "b",
+        "TEAM_A_KEY": "c",
+    }
     config, warnings = loads(text, environment=environment)
     assert warnings == ()
     assert config.engines[0].name == "llama"

@@ -90,10 +90,9 @@ def test_an_entry_has_what_its_key_and_its_class_say() -> None:
         frozenset({"a", "b"}),
         frozenset({"chat"}),
         2.0,
-        0.0,
-        50,
-        True,
-        True,
+        max_output_tokens=50,
+        stored=True,
+        prepaid=True,
     )
     own = ring(row(minted, **spelt, mode="hybrid")).find(minted.credential.encode())
     assert own is not None

@@ -16,6 +16,7 @@ from forebay.core.snapshot import Snapshot
 from forebay.errors import ConfigError, UsageError
 from forebay.ingress import admin
 from forebay.ingress.admin import AdminServer
+from forebay.ingress.api.table import Asked
 
 SNAPSHOT = Snapshot(draining=False, offered=3, outcomes={"completed": 3}, queued=0, in_flight=0, keys=1, pools=())
 
@@ -160,7 +161,7 @@ def test_the_loop_is_free_between_metric_families() -> None:
 
         task = asyncio.create_task(tick())
         before = len(ticks)
-        await made.answer(b"/metrics")
+        await made.respond("GET", "/metrics", Asked(), {})
         assert len(ticks) - before >= 2
         task.cancel()
 

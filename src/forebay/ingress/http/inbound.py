@@ -293,10 +293,10 @@ class Inbound:
         if self._auth_conflict:
             self.reject(401, "invalid_key", "two different keys were sent; send one")
             return False
-        if secret and (site.keys or site.anonymous is None):
+        if secret and site.keyed:
             self.key = site.key(secret)
             if self.key is None:
-                self.reject(401, "invalid_key", "this key is not known here")
+                self.reject(401, "invalid_key", site.why_not(secret))
         elif site.anonymous is not None:
             self.key = site.anonymous
         else:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forebay.ingress.http.relay import Relay
     from forebay.ingress.http.server import ServerConnection
     from forebay.ledger.desk import Desk
+    from forebay.ledger.keyring import Keyring
 
 KEYS_CACHED = 20_000
 
@@ -71,6 +72,7 @@ class Site:
     audit: Audit
     overload_status: int = 503
     desk: Desk | None = None  # the ledger's, when there is a store
+    stored: Keyring | None = None  # keys of the store
     cors: Cors | None = None  # None: pages of other origins are the engine's business
     clock: Callable[[], int] = field(init=False)
     ready: Callable[[], bool] = lambda: True
@@ -116,9 +118,30 @@ class Site:
         entry = self._cached.get(secret)
         if entry is None:
             entry = self.keys.get(hashlib.sha256(secret).digest())
-            if entry is not None and len(self._cached) < KEYS_CACHED:
+            if entry is None and self.stored is not None:
+                entry = self.stored.find(secret)
+            if entry is not None:
+                if len(self._cached) >= KEYS_CACHED:
+                    self._cached.clear()
                 self._cached[secret] = entry
         return entry
+
+    @property
+    def keyed(self) -> bool:
+        """Are there keys, so that one that is sent has to be one of them?"""
+        return bool(self.keys) or self.stored is not None or self.anonymous is None
+
+    def why_not(self, secret: bytes) -> str:
+        """Why a key opens nothing, for whoever sent it."""
+        why = self.stored.why_not(secret) if self.stored is not None else None
+        return f"this key {why or 'is not known here'}"
+
+    def forget(self, key_ids: Collection[str]) -> None:
+        """Keys have changed: what was remembered of them is asked for anew."""
+        for secret in [secret for secret, entry in self._cached.items() if entry.id in key_ids]:
+            del self._cached[secret]
+        for head in [head for head, known in self.heads.items() if known.key is not None and known.key.id in key_ids]:
+            del self.heads[head]
 
     def reload(self, keys: Mapping[bytes, KeyEntry], anonymous: KeyEntry | None, overload_status: int) -> None:
         """Take other keys. Requests that are under way keep what they were told."""

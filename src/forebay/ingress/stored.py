@@ -1,0 +1,92 @@
+"""The keys of a store at work: in memory for the data port, in the core for the verdicts, and on the admin port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from forebay.config.schema import Config
+from forebay.ingress.api.keys import KeyEndpoints
+from forebay.ingress.api.ledger import LedgerEndpoints
+from forebay.ingress.api.table import Endpoint
+from forebay.ingress.http.site import Site
+from forebay.ledger.database import Database, open_store
+from forebay.ledger.desk import Desk
+from forebay.ledger.feed import KeyFeed
+from forebay.ledger.key import known
+from forebay.ledger.keyring import Keyring, StoredKey
+from forebay.ledger.keys import KeyStore
+from forebay.live.gateway import Gateway
+
+
+class StoredKeys:
+    """What a gateway with a store has beside one without."""
+
+    def __init__(self, database: Database, config: Config) -> None:
+        self.database = database
+        self.keyring = Keyring(config)
+        self._store = KeyStore(database, known(config))
+        self._feed = KeyFeed(database, self.keyring, self._changed)
+        self._site: Site
+        self._gateway: Gateway
+        self._desk: Desk | None = None
+
+    @classmethod
+    async def open(cls, url: str, config: Config) -> StoredKeys:
+        """Open the store and read its keys, without keeping the loop. Raises StoreError."""
+        return await asyncio.to_thread(cls._opened, url, config)
+
+    @classmethod
+    def _opened(cls, url: str, config: Config) -> StoredKeys:
+        stored = cls(open_store(url), config)
+        try:
+            stored._feed.load()
+        except BaseException:
+            stored.database.close()
+            raise
+        return stored
+
+    def start(self, site: Site, gateway: Gateway, loop: asyncio.AbstractEventLoop, desk: Desk | None) -> None:
+        """Let the keys call, and follow their changes. `desk`: it has their credit."""
+        self._site, self._gateway, self._desk = site, gateway, desk
+        site.stored = self.keyring
+        self._agree()
+        self._feed.start(loop)
+
+    def reconfigure(self, config: Config) -> None:
+        """Take other classes and teams: what they agree on with each key may differ."""
+        self.keyring.reconfigure(config)
+        self._store.known = known(config)
+        self._agree()
+
+    def _agree(self) -> None:
+        for key in self.keyring.open_keys():
+            self._gateway.set_key(key.id, self.keyring.agreed(key))
+
+    def _changed(self, keys: list[StoredKey]) -> None:
+        """The data port forgets a key before the core does: nobody may call with what the core does not know."""
+        keys = [key for key in keys if self.keyring.knows(key.id)]
+        self._site.forget({key.id for key in keys})
+        for key in keys:
+            terms = self.keyring.agreed(key)
+            if self._desk is not None and (key.closed is not None or not terms.prepaid):
+                self._desk.forget(key.id)
+            if key.closed is None:
+                self._gateway.set_key(key.id, terms)
+            else:
+                self._gateway.remove_key(key.id)
+
+    @property
+    def degraded(self) -> str | None:
+        """What does not work of it just now."""
+        return self._feed.degraded
+
+    def endpoints(self) -> Iterator[Endpoint]:
+        """Of the admin port."""
+        yield from KeyEndpoints(self._store, self._feed.look).endpoints()
+        yield from LedgerEndpoints(self.database, self._store).endpoints()
+
+    def close(self) -> None:
+        """Stop following, and close the store."""
+        self._feed.stop()
+        self.database.close()
