@@ -45,6 +45,11 @@ class Bench:
         check_invariants(self.pipeline, self.clock.now)
         return effects
 
+    @staticmethod
+    def request(key: str, tokens: int, cap: int) -> Request:
+        """A request of exactly so many tokens in, and at most so many out."""
+        return Request(key=key, counted_tokens=tokens, max_output_tokens=cap)
+
     def offer(self, key: str = "k", tokens: int = 10, **fields: Any) -> list[Effect]:
         """Offer a request of exactly `tokens` expected tokens."""
         fields.setdefault("generates", False)

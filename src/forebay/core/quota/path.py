@@ -23,8 +23,8 @@ UNMETERED = FOREVER
 FRAME_EVENTS = 8
 """Events of a stream that are no token (role, end, usage): so many beyond what is paid for are no debt."""
 
-SLOWEST_NS = 10 * SECOND
-"""A stream that would have to be held for longer than this to be paid is ended: the engine's place is worth more."""
+SLOWEST_NS = MINUTE
+"""A stream that would have to be held for longer than this, for a new day or month, is ended."""
 
 TOP_UP_NS = SECOND // 20
 """How long a stream waits for more credit before it asks again."""

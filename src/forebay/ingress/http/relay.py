@@ -8,6 +8,7 @@ that the gateway asked for is taken out again when the client did not ask for it
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from math import ceil
@@ -21,7 +22,7 @@ from forebay.core.quota.path import FRAME_EVENTS
 from forebay.core.verdicts import come_back_ns
 from forebay.engines.pool import Breakage, ResponseHead, Upstream
 from forebay.ingress.http.routes import Dialect
-from forebay.ingress.http.usage import TAIL, StreamReader, document_usage, first_event_error
+from forebay.ingress.http.usage import DONE, TAIL, StreamReader, document_usage, first_event_error, split_events
 from forebay.ingress.status import REASON_PHRASES, TABLE, error_body, retry_headers
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ class Relay:
     _inflate: Any = None
     _inflated_bytes = 0
     _client_slow = False
-    _slowed = False  # its key has to earn what was generated before more is read
+    _slowed = False  # its key has to earn what was passed on before more is
+    _backlog: deque[bytes] | None = None  # events that have to be earned, of a stream that was slowed once
 
     def __init__(self, inbound: Inbound, lease: Lease | None, engine: OpenAIEngine) -> None:
         self.inbound = inbound
@@ -242,7 +244,10 @@ class Relay:
                 self.broke(Breakage.GARBLED, f"its compressed body is corrupt ({error})")
                 return
         if self._sse:
-            self._stream(data, done)
+            if self._backlog is None:
+                self._stream(data, done)
+            else:
+                self._pace(self._backlog, data, done)
             return
         if self.lease is not None:
             self._observe(data)
@@ -299,12 +304,30 @@ class Relay:
             self.stop(FailReason.OVER_BUDGET, f"the key cannot pay for more than these {self.events} tokens")
             return
         self._slowed = True
+        if self._backlog is None:
+            self._backlog = deque()
         if self.connection is not None:
             self.connection.pause()
-        self.inbound.site.loop.call_later(held_ns / SECOND, self._earned)
+        self.inbound.site.loop.call_later(held_ns / SECOND, self._earned, self._backlog)
 
-    def _earned(self) -> None:
+    def _pace(self, backlog: deque[bytes], data: bytes, done: bool) -> None:
+        """The next bytes of a stream that is slowed: an event at a time, as its key earns them. What is here when the
+        engine's work has ended is passed on at once: there is nothing left to slow."""
+        if done or DONE in data:
+            data = b"".join((*backlog, data))
+            backlog.clear()
+            self._stream(data, done)
+        else:
+            backlog.extend(split_events(data))
+            self._trickle(backlog)
+
+    def _earned(self, backlog: deque[bytes]) -> None:
         self._slowed = False
+        self._trickle(backlog)
+
+    def _trickle(self, backlog: deque[bytes]) -> None:
+        while backlog and not (self._slowed or self.gone):
+            self._stream(backlog.popleft(), False)
         self._read_on()
 
     def _inflated(self, data: bytes, done: bool) -> bytes:

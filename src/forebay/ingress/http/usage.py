@@ -140,7 +140,7 @@ class StreamReader:
         if b'"usage"' not in data:
             return data
         kept = []
-        for event in _split_events(data):
+        for event in split_events(data):
             if b'"usage"' in event and _is_usage_only(event):
                 self.events -= 1
             else:
@@ -154,7 +154,7 @@ class StreamReader:
         """
         if b'"error"' not in self._tail:
             return None
-        for event in reversed(_split_events(self._tail)):
+        for event in reversed(split_events(self._tail)):
             data = _event_data(event)
             if data is not None and data != b"[DONE]":
                 refused = first_event_error(event)
@@ -190,7 +190,7 @@ def _end_of_last_event(data: bytes) -> int:
     return max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
 
 
-def _split_events(data: bytes) -> list[bytes]:
+def split_events(data: bytes) -> list[bytes]:
     """Events with their blank lines. Only LF LF and CRLF CRLF end an event; no other character ends a line."""
     return [event for event in _AFTER_EVENT.split(data) if event]
 
@@ -221,7 +221,7 @@ def first_event_error(data: bytes) -> tuple[int, bytes] | None:
         return 502, NOTHING_SAID
     if b'"error"' not in data:
         return None
-    body = _event_data(_split_events(data)[0])
+    body = _event_data(split_events(data)[0])
     if body is None:
         return None
     try:
