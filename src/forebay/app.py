@@ -24,6 +24,7 @@ from forebay.config.ports import Tls
 from forebay.config.reload import needs_restart
 from forebay.config.schema import Config
 from forebay.config.summary import derived
+from forebay.core import depths
 from forebay.core.events import EngineDown, EngineUp, EngineWarming, Observer
 from forebay.core.model import Demand, Request
 from forebay.core.pipeline import Pipeline
@@ -162,6 +163,7 @@ class App:
         self.site.reload(key_table(new), anonymous_entry(new), new.responses.overload_status)
         self.metrics.know_classes(new.classes)
         self.config = new
+        self.watch.reload(new)
         return loaded.warnings
 
     async def _drain(self) -> None:
@@ -223,7 +225,7 @@ class App:
     def tuners(self, frozen: bool | None = None) -> dict[str, object]:
         """For /api/v1/tuner: what the depth tuners found; with True or False they are frozen first, or go on."""
         if frozen is not None:
-            self.pipeline.freeze_tuners(frozen)
+            depths.freeze(self.pipeline.pools, frozen)
         return tuners(self.pipeline, self.gateway.clock())
 
     def _parts(self) -> Iterator[AccessLog | Recorder | StoredKeys]:

@@ -33,10 +33,12 @@ wait_budget_ms = 120
 deadline_s = 1.5
 [tuner]
 {tuner}
+[admission.shadow]
+{tried}
 [[engines]]
 name = "llama"
 urls = ["http://127.0.0.1:1"]
-concurrency = {{ kind = "{window}", limit = 12, tokens = 20000, kv_tokens = 60000 }}
+concurrency = {{ kind = "{window}", limit = 12, tokens = 20000, kv_tokens = 60000{shadow} }}
 [classes.first]
 priority = 1
 [[keys.static]]
@@ -63,12 +65,14 @@ FAULTS = (
 OVER = 3600 * SECOND
 
 
-def scenario(mode: str, seed: int, window: str = "fixed", tuner: str = "", **fields: object) -> Scenario:
+def scenario(
+    mode: str, seed: int, window: str = "fixed", *, tuner: str = "", tried: str = "", shadow: str = "", **fields: object
+) -> Scenario:
     """Twenty seconds of the Azure conversation trace, eight times as fast, on three engines."""
     return Scenario(
         name="azure",
         policy=mode,
-        config=CONFIG.format(mode=mode, window=window, tuner=tuner),
+        config=CONFIG.format(mode=mode, window=window, tuner=tuner, tried=tried, shadow=shadow),
         engines=EngineSpec(profile="a100-80g/llama-3.1-8b/bf16/tp1/vllm", count=3, faults=FAULTS),
         workload=WorkloadSpec(trace="azure_llm_2023_conv", start_s=900, speed=8.0, duration_s=20.0, keys=5),
         clients=ClientSpec(retry="sdk", patience_s=4.0, deadline_ms=9000, max_tokens="power-of-two"),
@@ -182,6 +186,29 @@ def test_with_a_depth_that_is_tuned_too(tuner: str) -> None:
     assert ours.acting.looks > 5
     assert ours.acting.changes + ours.shadow.changes > 0
     assert (ours.acting.log, ours.shadow.log) == (theirs.acting.log, theirs.shadow.log)
+
+
+SHADOWS = {
+    "tuner": 'shadow = "stepwise"\ninterval_s = 2',
+    "tried": "wait_budget_ms = 400\nfair_share = true",
+    "shadow": ', shadow = { kind = "guarded", kv_tokens = 60000 }',
+}
+
+
+@pytest.mark.parametrize("window", ["fixed", "aimd", "guarded"])
+def test_settings_in_shadow_change_no_decision(window: str) -> None:
+    """With shadows of everything, live and simulated are alike, and both are as without any."""
+    ours, theirs = _compare(scenario("hybrid", 5, window, **SHADOWS))
+    shadows = ours.pools[0].shadows, theirs.pools[0].shadows
+    assert shadows[0] is not None
+    assert shadows[1] is not None
+    assert shadows[0].counts == shadows[1].counts
+    assert {policy for policy, _ in shadows[0].counts} == {"window", "depth", "wait_budget", "fair_share"}
+    plain: list[str] = []
+    Simulation(scenario("hybrid", 5, window, tuner="interval_s = 2"), decisions=plain).run()
+    beside: list[str] = []
+    Simulation(scenario("hybrid", 5, window, **SHADOWS), decisions=beside).run()
+    assert plain == beside
 
 
 def _compare(of: Scenario) -> tuple[Pipeline, Pipeline]:

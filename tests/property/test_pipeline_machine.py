@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from forebay.core.admission.depth import DepthConfig
 from forebay.core.admission.fair_share import FairShareConfig
+from forebay.core.admission.shadow import ShadowConfig
 from forebay.core.batching import DynamicConfig
 from forebay.core.dispatch.health import HealthConfig
 from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
@@ -42,12 +43,14 @@ CHAT = PoolConfig(
     models=("chat",),
     depth=DepthConfig(depth_limit=6, held_limit=9, tokens_limit=3_000, bytes_limit=40_000),
     limit=FixedConfig(limit=3, tokens=1_200),
+    limit_shadow=GuardedConfig(initial=2, least=1, kv_tokens=900, interval_ns=SECOND),
+    shadow=ShadowConfig(wait_budget_ns=5 * MILLISECOND, fair=FairShareConfig(burst_s=0.5)),
     hold_ns=5 * SECOND,
     health=HealthConfig(failures_max=1),
     fair=FairShareConfig(reserve_from=4),
     tuning=TuningConfig(
-        DerivedConfig(least=1, most=9, interval_ns=200 * MILLISECOND, releases_min=1, releases_enough=2, busy=0.1),
-        StepwiseConfig(least=1, interval_ns=500 * MILLISECOND, answers_min=1),
+        DerivedConfig(least=1, most=9, interval_ns=2 * SECOND, releases_min=1, releases_enough=2, busy=0.1),
+        StepwiseConfig(least=1, interval_ns=5 * SECOND, answers_min=1),
     ),
 )
 EMBED = PoolConfig(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from forebay.core import depths
 from forebay.core.admission.depth import DepthConfig
 from forebay.core.admission.forecast import ForecastConfig
 from forebay.core.events import EngineDown, EngineUp
@@ -122,10 +123,10 @@ def test_frozen_it_looks_and_leaves_the_depth() -> None:
     assert (acting.depth, acting.changes) == (256, 0)
     assert acting.advice is not None
     assert acting.advice.depth == 128
-    made.pipeline.freeze_tuners(False)
+    depths.freeze(made.pipeline.pools, False)
     made.run(22 * SECOND)
     assert acting.depth < 30
-    made.pipeline.freeze_tuners(True)
+    depths.freeze(made.pipeline.pools, True)
     held = acting.depth
     made.run(30 * SECOND)
     assert acting.depth == held
@@ -176,7 +177,7 @@ def test_a_reload_that_sets_the_depth_sets_it_and_one_of_other_things_leaves_it(
     made = world(config, (0, 300))
     made.run(20 * SECOND)
     found = made.pipeline.pools[0].depth.depth_limit
-    made.pipeline.freeze_tuners(True)
+    depths.freeze(made.pipeline.pools, True)
     other = pool(DerivedConfig(), depth=256, hold_ns=SECOND)
     made.gateway.apply(made.pipeline.reconfigure(PipelineConfig((other,)), made.now))
     assert made.pipeline.pools[0].depth.depth_limit == found

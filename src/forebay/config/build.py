@@ -9,12 +9,14 @@ from typing import Literal, TypedDict
 import msgspec
 
 from forebay.config import schema
+from forebay.config.concurrency import Window
 from forebay.config.schema import ANONYMOUS, Config, depth_limit, tuner_kind, wait_budget_ms
 from forebay.core.admission.depth import DepthConfig
 from forebay.core.admission.estimate import EstimateConfig
 from forebay.core.admission.fair_share import FairShareConfig
 from forebay.core.admission.forecast import ForecastConfig
 from forebay.core.admission.retry_after import RetryConfig
+from forebay.core.admission.shadow import ShadowConfig
 from forebay.core.admission.waiting_room import WaitingRoomConfig
 from forebay.core.batching import BatchingConfig
 from forebay.core.batching.dynamic import DynamicConfig
@@ -220,6 +222,7 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
     queue = config.queue
     budgets = [wait_budget_ms(config), *(wait_budget_ms(config, group.ttft_ms) for group in config.classes.values())]
     concurrency = engine.concurrency
+    tried, shadow = concurrency.shadow, config.admission.shadow
     return PoolConfig(
         name=engine.name,
         engines=engine_names(engine),
@@ -247,6 +250,11 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
         retry=RetryConfig(probe_interval_ns=int(engine.probe.interval_s * SECOND)),
         batching=_batching(engine.batching or config.batching),
         limit=_limit(config, concurrency, limit_kind(config, engine)),
+        limit_shadow=None if tried is None else _limit(config, tried, limit_kind(config, engine, tried)),
+        shadow=ShadowConfig(
+            wait_budget_ns=None if shadow.wait_budget_ms is None else int(shadow.wait_budget_ms * MILLISECOND),
+            fair=FairShareConfig() if shadow.fair_share else None,
+        ),
         ramp=RampConfig(span_ns=int(engine.slow_start_s * SECOND)),
         pressure=PressureConfig(high=config.gpu.memory_high),
         balance=_balance(engine),
@@ -285,10 +293,10 @@ def _floors(config: Config) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(shares.items()))
 
 
-def limit_kind(config: Config, engine: schema.Engine) -> str:
+def limit_kind(config: Config, engine: schema.Engine, concurrency: Window | None = None) -> str:
     """The kind that is set, else the one that fits: the size of batches that are formed here has to be told, and a
-    limit or a bound of tokens that was given is meant."""
-    concurrency = engine.concurrency
+    limit or a bound of tokens that was given is meant. `concurrency` is the engine's own, or that in its shadow."""
+    concurrency = concurrency or engine.concurrency
     if concurrency.kind is not None:
         return concurrency.kind
     told = concurrency.limit is not None or concurrency.tokens is not None
@@ -301,11 +309,18 @@ def initial_limit(config: Config, engine: schema.Engine) -> int:
     return engine.concurrency.limit or usual
 
 
+def guarded(config: Config, engine: schema.Engine) -> bool:
+    """Does a limit of this engine, in force or in shadow, go by what the engine says of itself?"""
+    shadow = engine.concurrency.shadow
+    kinds = [limit_kind(config, engine)] + ([limit_kind(config, engine, shadow)] if shadow is not None else [])
+    return "guarded" in kinds
+
+
 def _shortest(ms: float, others: Iterable[float | None]) -> int:
     return int(min((ms, *(other for other in others if other is not None))) * MILLISECOND)
 
 
-def _limit(config: Config, concurrency: schema.Concurrency, kind: str) -> LimitConfig:
+def _limit(config: Config, concurrency: Window, kind: str) -> LimitConfig:
     tokens = _bound(concurrency.tokens)
     if kind == "fixed":
         return FixedConfig(limit=concurrency.limit or FIXED_LIMIT, tokens=tokens)

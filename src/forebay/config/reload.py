@@ -14,8 +14,8 @@ LIVE = frozenset({"slo", "admission", "queue", "tuner", "limits", "classes", "te
 """Sections that a reload swaps whole."""
 
 LIVE_OF_AN_ENGINE = frozenset({"balance", "prefix_bytes", "slow_start_s"})
-LIVE_OF_CONCURRENCY = frozenset({"limit", "least", "most", "tokens", "kv_tokens", "signal"})
-"""Of [[engines]] concurrency; its kind is built into what is counted of the engine."""
+LIVE_OF_CONCURRENCY = frozenset({"kind", "limit", "least", "most", "tokens", "kv_tokens", "signal", "shadow"})
+"""Of [[engines]] concurrency."""
 
 
 def needs_restart(old: Config, new: Config) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from forebay.config.concurrency import Concurrency
 from forebay.config.fields import DAY_S, Amount, Count, Milliseconds, Name, Seconds, Section, Text
 from forebay.config.ledger import Ledger
 from forebay.config.ports import Admin, Responses, Server, Tls
@@ -34,6 +35,16 @@ class Slo(Section, frozen=True):
             examples=[200],
         ),
     ] = None
+
+
+class AdmissionShadow(Section, frozen=True):
+    """Settings of [admission] that are tried beside the ones in force, and not followed; what they would have decided
+    is counted and shown."""
+
+    wait_budget_ms: Annotated[
+        Milliseconds | None, Meta(description="Another wait budget, in ms. Unset: none is tried.", examples=[100])
+    ] = None
+    fair_share: Annotated[bool, Meta(description="Keep fair shares, and refuse nobody for them.")] = False
 
 
 class Admission(Section, frozen=True):
@@ -88,6 +99,7 @@ class Admission(Section, frozen=True):
             examples=["realtime"],
         ),
     ] = None
+    shadow: AdmissionShadow = AdmissionShadow()
 
 
 class Queue(Section, frozen=True):
@@ -246,48 +258,6 @@ class PriorityClass(Section, frozen=True):
         Milliseconds | None,
         Meta(description="Its own objective for answers without tokens, in ms; the shortest is kept.", examples=[100]),
     ] = None
-
-
-class Concurrency(Section, frozen=True):
-    """How much one engine may hold at once."""
-
-    kind: Annotated[
-        Literal["fixed", "guarded", "aimd", "vegas", "gradient2", "envoy"] | None,
-        Meta(
-            description="fixed: set here and moved by nobody. guarded: as many as the objectives in [slo] and the "
-            "engine's memory allow, found by itself. The others are known algorithms, to compare with. Unset: fixed "
-            "where limit or tokens is set or batches are formed here, else guarded.",
-            examples=["guarded"],
-        ),
-    ] = None
-    limit: Annotated[
-        Count | None,
-        Meta(
-            description="Requests in flight on one URL: the limit when fixed (the engine's own batch size fits; unset: "
-            "64), else where it begins (unset: 16).",
-            examples=[64],
-        ),
-    ] = None
-    least: Annotated[Count, Meta(description="Never below this many (not fixed).")] = 2
-    most: Annotated[Count, Meta(description="Never above this many (not fixed).")] = 1024
-    tokens: Annotated[
-        Count | None,
-        Meta(
-            description="Expected tokens in flight on one URL; a larger request runs alone. Unset: no bound.",
-            examples=[200_000],
-        ),
-    ] = None
-    kv_tokens: Annotated[
-        Count | None,
-        Meta(
-            description="Tokens that the engine's KV cache holds (guarded); vLLM logs it at start. Unset: not guarded.",
-            examples=[450_000],
-        ),
-    ] = None
-    signal: Annotated[
-        Literal["latency", "ttft", "per_token"],
-        Meta(description="Response time that aimd, vegas, gradient2 and envoy go by."),
-    ] = "latency"
 
 
 class Timeouts(Section, frozen=True):

@@ -26,6 +26,12 @@ def look(pools: tuple[Pool, ...], now: Instant) -> Instant:
     return min((pool.tuning.due for pool in pools), default=FOREVER)
 
 
+def freeze(pools: tuple[Pool, ...], frozen: bool) -> None:
+    """Let no tuner move a depth, or let them again, until the next call or a reload that changes their settings."""
+    for pool in pools:
+        pool.tuning.acting.frozen = frozen
+
+
 def _seen(pool: Pool, now: Instant) -> Seen:
     ready = [engine for engine in pool.engines if engine.health.readiness is Readiness.UP]
     return Seen(

@@ -25,3 +25,15 @@ class Chance(Protocol):
     def random(self) -> float:
         """A float in [0, 1)."""
         ...
+
+
+class Even:
+    """Chance for what is not acted on: spread evenly, the same in every run, and nothing from anybody's stream."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def random(self) -> float:
+        """A float in [0, 1)."""
+        self._last = (self._last + 0.6180339887498949) % 1.0  # the golden ratio leaves no gap for long
+        return self._last

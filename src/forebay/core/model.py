@@ -120,6 +120,7 @@ class Request(msgspec.Struct, eq=False):
     tokens_per_byte: float = 0.0  # of its text, as the bytes suggest; 0: nobody looked at them
     media_tokens: int = 0  # images, sound and files, at list prices
     prefix: int = 0  # hash of how its prompt begins, 64 bits, where the pool's balancer asks for it; 0: not known
+    shadow: tuple[Any, ...] = ()  # what settings in shadow said of it; the pipeline sets it where there are any
 
 
 class EngineSignal(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from forebay.core import depths, verdicts
+from forebay.core import depths, picture, shadows, verdicts
 from forebay.core.admission.estimate import DemandEstimator, EstimateConfig
 from forebay.core.dispatch.leases import Engine
 from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
@@ -108,6 +108,8 @@ class Pipeline:
         if isinstance(verdict, Refusal):
             return [self._shed(request, verdict, pool, now)]
         self.offered += 1
+        if pool.shadows is not None:
+            shadows.admitted(pool, request, demand, verdict, now)
         paid = path.charge(demand, now)
         ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, path, paid)
         if pool.tuning.resting:
@@ -218,7 +220,7 @@ class Pipeline:
 
     def reconfigure(self, config: PipelineConfig, now: Instant) -> list[Effect]:
         """Take other settings for the same pools and engines: nothing that waits or runs is lost, no bucket refilled.
-        Raises ValueError, with nothing changed, when a pool, an engine or a kind of limit or batching differs."""
+        Raises ValueError, with nothing changed, when a pool, an engine or the batching differs."""
         for pool, wanted in zip(self.pools, config.pools, strict=True):
             pool.check_reconfigurable(wanted)
         self._over_budget = config.over_budget
@@ -228,13 +230,9 @@ class Pipeline:
             pool.reconfigure(wanted, now)
             self._pump(pool, now, effects)
         self._look_at_balancers()
+        self.learning = tuple((pool, engine) for pool in self.pools for engine in pool.learning)
         self.tune_at = min((pool.tuning.due for pool in self.pools), default=FOREVER)
         return effects
-
-    def freeze_tuners(self, frozen: bool) -> None:
-        """Let no tuner move a depth, or let them again, until the next call or a reload that changes their settings."""
-        for pool in self.pools:
-            pool.tuning.acting.frozen = frozen
 
     def budget(self, key: str) -> KeyBudget:
         """The state of a key's limits."""
@@ -286,7 +284,7 @@ class Pipeline:
             queued=self.queued,
             in_flight=self._in_flight,
             keys=len(self._budgets),
-            pools=tuple(pool.snapshot(now) for pool in self.pools),
+            pools=tuple(picture.of_pool(pool, now) for pool in self.pools),
         )
 
     # ---- the verdict: quota, then admission; nothing is charged ----------------------------------------------
@@ -335,6 +333,8 @@ class Pipeline:
     def _shed(self, request: Request, refusal: Refusal, pool: Pool, now: Instant) -> Refuse:
         self.offered += 1
         self.outcomes[Outcome.SHED] += 1
+        if pool.shadows is not None:
+            shadows.judge(pool, request, self.estimator.estimate(request), refusal, now)
         refusal = verdicts.timed(pool, refusal, request, now)
         predicted = int(refusal.actual * MILLISECOND) if refusal.reason is ShedReason.QUEUE_WAIT else 0
         self._observer.shed(request, refusal, predicted)
@@ -591,5 +591,7 @@ class Pipeline:
                 times.add((ticket.first_token or now) - ticket.arrived)
         if ticket.pool.shares and (fair := ticket.pool.fair(request.priority)) is not None:
             fair.ended(request.flow or request.key, ticket.demand.work, 0 if usage is None else usage.work, now)
+        if ticket.pool.shadows is not None:
+            shadows.ended(ticket.pool, ticket, usage, now)
         self._observer.closed(ticket)
         ticket.lease = None  # they refer to each other: broken here, ended requests need no garbage collector

@@ -14,6 +14,7 @@ from forebay.core.admission.fair_share import FairShare, FairShareConfig
 from forebay.core.admission.forecast import ForecastConfig, WaitForecast
 from forebay.core.admission.retry_after import RetryConfig, RetryLadder
 from forebay.core.admission.returns import Returns
+from forebay.core.admission.shadow import ShadowConfig, Shadows
 from forebay.core.admission.waiting_room import WaitingRoomConfig
 from forebay.core.admission.warmup import WarmupClock
 from forebay.core.batching import BatchingConfig
@@ -27,14 +28,13 @@ from forebay.core.dispatch.leases import Engine
 from forebay.core.dispatch.pressure import PressureConfig
 from forebay.core.dispatch.ramp import RampConfig
 from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
-from forebay.core.limits import LimitConfig, started_at
-from forebay.core.limits import build as build_limit
+from forebay.core.limits import LimitConfig
 from forebay.core.limits.fixed import FixedConfig
+from forebay.core.limits.shadow import shadowed, succeeded
 from forebay.core.model import EngineSignal, Mode, Request
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.queueing.floor import FloorShare
 from forebay.core.queueing.ordering import OrderConfig
-from forebay.core.snapshot import EngineSnapshot, PoolSnapshot
 from forebay.core.tuning.depth import TuningConfig
 from forebay.core.tuning.pair import Tuners
 
@@ -58,6 +58,8 @@ class PoolConfig:
     waiting_room: WaitingRoomConfig = field(default_factory=WaitingRoomConfig)
     batching: BatchingConfig = field(default_factory=PassThroughConfig)
     limit: LimitConfig = field(default_factory=FixedConfig)
+    limit_shadow: LimitConfig | None = None
+    shadow: ShadowConfig = field(default_factory=ShadowConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     ramp: RampConfig = field(default_factory=RampConfig)
     pressure: PressureConfig = field(default_factory=PressureConfig)
@@ -91,7 +93,7 @@ class Pool:
         self.engines = tuple(
             Engine(
                 name,
-                build_limit(config.limit, chance),
+                shadowed(config.limit, config.limit_shadow, chance),
                 config.health,
                 config.ramp,
                 config.pressure,
@@ -104,14 +106,19 @@ class Pool:
         self._fair: dict[int, FairShare] = {}  # by priority: classes share with their like
         self.reconfigured = False
         self._tokens_each = 1.0  # of a request; before any was seen, others' count for something all the same
-        self.learning = tuple(engine for engine in self.engines if engine.limit.learns)
+        self.shadows = _shadows(config, None)
+
+    @property
+    def learning(self) -> tuple[Engine, ...]:
+        """The engines whose limits want to be told what goes on."""
+        return tuple(engine for engine in self.engines if engine.limit.learns)
 
     def check_reconfigurable(self, config: PoolConfig) -> None:
         """Raise ValueError for settings that cannot change while it works."""
         old = self.config
         named = (config.name, config.engines, config.models) == (old.name, old.engines, old.models)
-        if not named or config.batching != old.batching or config.limit.kind != old.limit.kind:
-            raise ValueError(f"pool {old.name}: engines, models, batching and the kind of limit need a restart")
+        if not named or config.batching != old.batching:
+            raise ValueError(f"pool {old.name}: engines, models and batching need a restart")
 
     def reconfigure(self, config: PoolConfig, now: Instant) -> None:
         """Take other settings; what was learned stays, save what a changed limit has learned of its engine."""
@@ -123,16 +130,21 @@ class Pool:
             self.depth.depth_limit = self.tuning.acting.depth
         self.forecast.config = config.forecast
         if config.fair != old.fair:
-            self._fair, self.shares = {}, config.fair is not None
+            tried = self.shadows is not None and config.fair == self.shadows.config.fair
+            self._fair = self.shadows.shares if self.shadows is not None and tried else {}
+            self.shares = config.fair is not None
         if config.floors != old.floors:
             self.floor = FloorShare(dict(config.floors)) if config.floors else None
         if config.balance != old.balance:
             self.balancer = build_balancer(config.balance, self._chance)
         for engine in self.engines:
             engine.reconfigure(config.ramp, config.pressure)
-        if config.limit != old.limit:
+        before, after = (old.limit, old.limit_shadow), (config.limit, config.limit_shadow)
+        if after != before:
             for engine in self.engines:
-                engine.limit = build_limit(started_at(config.limit, engine.limit.requests), self._chance)
+                engine.relimit(succeeded(engine.limit, before, after, self._chance), now)
+        if (config.shadow, after, config.tuning) != (old.shadow, before, old.tuning):
+            self.shadows = _shadows(config, self.shadows)
 
     def room(self, request: Request, tokens: int, now: Instant) -> Engine | None:
         """The engine that would take this request now; `tokens` are expected of it and of those ahead of it."""
@@ -259,39 +271,11 @@ class Pool:
         fair = self.fair(request.priority)
         return None if fair is None else fair.tag(request.flow or request.key)
 
-    def snapshot(self, now: Instant) -> PoolSnapshot:
-        """A frozen picture of its rooms."""
-        rate = self.drain_rate(now)
-        return PoolSnapshot(
-            name=self.config.name,
-            models=self.config.models,
-            mode=self.mode.value,
-            queue_depth=len(self.queue),
-            queue_tokens=self.queue.tokens,
-            queue_bytes=self.queue.bytes,
-            queue_depth_limit=self.depth.limit(self.mode),
-            tuner=self.tuning.snapshot(now),
-            drain_rate_per_s=rate,
-            wait_budget_ns=self.forecast.budget_ns(rate),
-            predicted_wait_ns=self.forecast.predict_ns(len(self.queue) + 1, rate),
-            wait_correction=self.forecast.correction,
-            service_ns=self.forecast.service_ns,
-            engines=tuple(
-                EngineSnapshot(
-                    name=e.name,
-                    readiness=e.health.readiness.value,
-                    ejected=e.health.ejected_until > now,
-                    in_flight=e.in_flight,
-                    tokens_in_flight=e.tokens,
-                    places=e.places,
-                    concurrency_limit=e.limit.requests,
-                    window=e.window(now),
-                    others=round(e.others.requests(now)) if e.shared else 0,
-                    tokens_limit=e.limit.tokens,
-                    prefill_tokens=e.prefill_tokens,
-                    prefill_limit=e.limit.prefill_tokens,
-                    gap_ns=int(e.limit.gap_ns),
-                )
-                for e in self.engines
-            ),
-        )
+
+def _shadows(config: PoolConfig, before: Shadows | None) -> Shadows | None:
+    """What is kept for settings in shadow; None while there are none. What they said before still counts."""
+    if not (config.limit_shadow or config.tuning.shadow or config.shadow != ShadowConfig()):
+        return None
+    if before is not None and before.config == config.shadow:
+        return before
+    return Shadows(config.shadow, {} if before is None else before.counts)

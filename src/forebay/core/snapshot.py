@@ -18,6 +18,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     window: int  # of that limit, as much as may be used now
     others: int  # requests that reached it past this gateway, as far as it says
     tokens_limit: int
+    shadow_limit: int | None  # that a limit in shadow would have set
     prefill_tokens: int  # of streams that have not begun; kept where several engines or a limit need it
     prefill_limit: int
     gap_ns: int  # between two tokens of a stream, as the limit last saw it; 0: not known
@@ -46,6 +47,7 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
     queue_bytes: int
     queue_depth_limit: int
     tuner: TunerSnapshot
+    shadow_decisions: dict[str, dict[str, int]]  # policy -> verdict of its shadow beside the acting one -> requests
     drain_rate_per_s: float
     wait_budget_ns: int
     predicted_wait_ns: int

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from forebay.config.build import engine_names, limit_kind
+from forebay.config.build import engine_names, guarded
 from forebay.config.schema import Config
 from forebay.config.schema import Engine as Entry
 from forebay.core.dispatch.others import FORGOTTEN_NS
@@ -25,23 +25,19 @@ class Watch:
 
     def __init__(self, config: Config, engines: Mapping[str, OpenAIEngine], gateway: Gateway) -> None:
         self._gateway = gateway
-        self.pages = [
-            SignalReader(
-                engines[name],
-                self._engine_said,
-                path=entry.metrics_path,
-                port=entry.metrics_port,
-                models=() if "*" in entry.models else entry.models,
-            )
-            for entry in config.engines
-            if _is_read(config, entry)
-            for name in engine_names(entry)
-        ]
+        self._engines = engines
+        self.pages = self._readers(config, ())
         self.gpus = self._gpu_watch(config)
 
     def start(self) -> None:
         for part in self._parts():
             part.start()
+
+    def reload(self, config: Config) -> None:
+        """Read also the pages that other settings make use of; those that nobody uses any more are still shown."""
+        for reader in self._readers(config, [reader.name for reader in self.pages]):
+            self.pages.append(reader)
+            reader.start()
 
     async def stop(self) -> None:
         for part in self._parts():
@@ -76,6 +72,21 @@ class Watch:
     def _parts(self) -> list[SignalReader | GpuWatch]:
         return [*self.pages, *([] if self.gpus is None else [self.gpus])]
 
+    def _readers(self, config: Config, known: Collection[str]) -> list[SignalReader]:
+        return [
+            SignalReader(
+                self._engines[name],
+                self._engine_said,
+                path=entry.metrics_path,
+                port=entry.metrics_port,
+                models=() if "*" in entry.models else entry.models,
+            )
+            for entry in config.engines
+            if _is_read(config, entry)
+            for name in engine_names(entry)
+            if name not in known
+        ]
+
     def _gpu_watch(self, config: Config) -> GpuWatch | None:
         gpu = config.gpu
         if gpu.source == "none":
@@ -98,4 +109,4 @@ class Watch:
 
 def _is_read(config: Config, entry: Entry) -> bool:
     """Is there any use for what these engines say of themselves?"""
-    return bool(entry.metrics_path) and (limit_kind(config, entry) == "guarded" or len(entry.urls) > 1)
+    return bool(entry.metrics_path) and (guarded(config, entry) or len(entry.urls) > 1)

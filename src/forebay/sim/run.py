@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 
 from forebay.config import schema
-from forebay.config.build import KeyEntry, anonymous_entry, engine_names, key_table, limit_kind, pipeline_config
+from forebay.config.build import KeyEntry, anonymous_entry, engine_names, guarded, key_table, pipeline_config
 from forebay.config.schema import ANONYMOUS
 from forebay.core.events import Event
 from forebay.core.instant import SECOND
@@ -196,8 +196,8 @@ class Parts:
         """Expect the first arrival, the first probes and the faults."""
         interval_ns = int(self._config.engines[0].probe.interval_s * SECOND)
         Faults(self.world, self.engines, self._watchers, interval_ns).schedule(self.scenario.engines.faults)
-        guarded = limit_kind(self._config, self._config.engines[0]) == "guarded"
-        if self.scenario.gateway and (guarded or len(self.engines_of(0)) > 1):
+        read = guarded(self._config, self._config.engines[0]) or len(self.engines_of(0)) > 1
+        if self.scenario.gateway and read:
             Pages(self.world, self.engines, self._watchers, self._goes_on, self.pages_every_ns).begin()
         self.callers.begin()
 

@@ -262,6 +262,7 @@ class Metrics(Collector):
         )
         yield from _pool_gauges(snapshot)
         yield from _tuner_families(snapshot)
+        yield _shadow_decisions(snapshot)
         yield from _engine_gauges(snapshot)
         ages = GaugeMetricFamily("forebay_signal_age_seconds", "Time since a signal was last heard.", labels=["signal"])
         for signal, age in self._sources.signal_ages_s().items():
@@ -318,7 +319,7 @@ def _tuner_families(snapshot: Snapshot) -> Iterator[Metric]:
     looked = GaugeMetricFamily("forebay_tuner_look_age_seconds", "Time since the tuner looked last.", labels=["pool"])
     changed = GaugeMetricFamily("forebay_tuner_change_age_seconds", "Time since the depth changed.", labels=["pool"])
     shadow = GaugeMetricFamily(
-        "forebay_tuner_shadow_depth", "Queue depth that the tuner in shadow would have set.", labels=["pool"]
+        "forebay_shadow_queue_depth_limit", "Queue depth that the tuner in shadow would have set.", labels=["pool"]
     )
     for pool in snapshot.pools:
         tuner, labels = pool.tuner, [pool.name]
@@ -333,6 +334,19 @@ def _tuner_families(snapshot: Snapshot) -> Iterator[Metric]:
     yield from (changes, frozen, looked, changed, shadow)
 
 
+def _shadow_decisions(snapshot: Snapshot) -> Metric:
+    family = CounterMetricFamily(
+        "forebay_shadow_decisions",
+        "Requests by what a setting in shadow would have said of them, beside the acting one.",
+        labels=["pool", "policy", "verdict"],
+    )
+    for pool in snapshot.pools:
+        for policy, verdicts in pool.shadow_decisions.items():
+            for verdict, count in verdicts.items():
+                family.add_metric([pool.name, policy, verdict], count)
+    return family
+
+
 def _engine_gauges(snapshot: Snapshot) -> Iterator[Metric]:
     for name, help_text, read in _ENGINE_GAUGES:
         family = GaugeMetricFamily(name, help_text, labels=["engine"])
@@ -340,6 +354,15 @@ def _engine_gauges(snapshot: Snapshot) -> Iterator[Metric]:
             for engine in pool.engines:
                 family.add_metric([engine.name], read(engine))
         yield family
+    # A metric of its own: sums over the acting limits stay what they are.
+    shadow = GaugeMetricFamily(
+        "forebay_shadow_concurrency_limit", "Most that a limit in shadow would let in flight.", labels=["engine"]
+    )
+    for pool in snapshot.pools:
+        for engine in pool.engines:
+            if engine.shadow_limit is not None:
+                shadow.add_metric([engine.name], engine.shadow_limit)
+    yield shadow
 
 
 def _gpu_gauges(gpus: Mapping[str, GpuShares]) -> Iterator[Metric]:

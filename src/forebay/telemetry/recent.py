@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from forebay.core.admission.shadow import Said
 from forebay.core.instant import MILLISECOND
 from forebay.core.model import Demand, Refusal, Request, Ticket, Usage
 from forebay.core.outcome import Outcome
@@ -50,7 +51,7 @@ class Recent:
             self._identify(request), request.key, request.model, request.route, request.priority_class,
             request.priority, ticket.mode, ticket.outcome, ticket.reason, ticket.demand, ticket.usage, ticket.arrived,
             ticket.dispatched, ticket.first_token, ticket.closed, ticket.predicted_wait_ns, ticket.wait_budget_ns,
-            ticket.met_queue, engine,
+            ticket.met_queue, engine, request.shadow,
         ))  # fmt: skip
 
     def shed(self, request: Request, refusal: Refusal, predicted_wait_ns: int) -> None:
@@ -59,7 +60,7 @@ class Recent:
         self._kept.append((
             self._identify(request), request.key, request.model, request.route, request.priority_class,
             request.priority, request.mode or (pool.mode if pool is not None else None), refusal,
-            self._estimate(request), self._clock(), predicted_wait_ns, _state(pool, self._clock()),
+            self._estimate(request), self._clock(), predicted_wait_ns, _state(pool, self._clock()), request.shadow,
         ))  # fmt: skip
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
@@ -67,7 +68,7 @@ class Recent:
         wanted = request_id.encode()
         for entry in reversed(self._kept):
             if entry[0] == wanted:
-                return _refused(entry) if len(entry) == 12 else _ended(entry)
+                return _refused(entry) if len(entry) == 13 else _ended(entry)
         return None
 
 
@@ -89,7 +90,7 @@ def _who(entry: tuple[Any, ...]) -> dict[str, Any]:
 
 def _refused(entry: tuple[Any, ...]) -> dict[str, Any]:
     refusal: Refusal
-    refusal, demand, at, predicted_ns, state = entry[7:]
+    refusal, demand, at, predicted_ns, state, shadow = entry[7:]
     pool = None
     if state is not None:
         name, waiting, in_flight, places, rate, correction, budget_ns = state
@@ -112,11 +113,13 @@ def _refused(entry: tuple[Any, ...]) -> dict[str, Any]:
         "predicted_wait_ms": predicted_ns / MILLISECOND,
         "estimate": _demand(demand),
         "pool": pool,
+        "shadow": _shadow(shadow),
     }
 
 
 def _ended(entry: tuple[Any, ...]) -> dict[str, Any]:
-    outcome, reason, demand, usage, arrived, dispatched, first, closed, predicted_ns, budget_ns, met, engine = entry[7:]
+    outcome, reason, demand, usage, arrived, dispatched, first, closed = entry[7:15]
+    predicted_ns, budget_ns, met, engine, shadow = entry[15:]
     return _who(entry) | {
         "outcome": outcome.value,
         "reason": None if reason is None else reason.value,
@@ -130,6 +133,14 @@ def _ended(entry: tuple[Any, ...]) -> dict[str, Any]:
         "total_ms": (closed - arrived) / MILLISECOND,
         "estimate": _demand(demand),
         "usage": _usage(usage),
+        "shadow": _shadow(shadow),
+    }
+
+
+def _shadow(said: tuple[Said, ...]) -> dict[str, Any]:
+    """What settings in shadow would have said when it came."""
+    return {
+        one.policy: {"verdict": one.verdict, "limit": one.limit, "actual": one.actual, "unit": one.unit} for one in said
     }
 
 

@@ -5,15 +5,27 @@ from __future__ import annotations
 from hashlib import sha256
 from random import Random
 
+import pytest
+
 from forebay.config import Config, loads
-from forebay.config.build import KeyEntry, anonymous_entry, key_table, pipeline_config
+from forebay.config.build import KeyEntry, anonymous_entry, guarded, key_table, pipeline_config
 from forebay.config.summary import plain
+from forebay.core.admission.fair_share import FairShareConfig
+from forebay.core.admission.shadow import ShadowConfig
 from forebay.core.batching.dynamic import DynamicConfig
 from forebay.core.batching.passthrough import PassThroughConfig
 from forebay.core.events import EngineUp
+from forebay.core.instant import MILLISECOND, SECOND
+from forebay.core.limits.fixed import FixedConfig
+from forebay.core.limits.guarded import GuardedConfig
 from forebay.core.model import Mode, Refusal, Request, Ticket
 from forebay.core.pipeline import Pipeline
 from forebay.core.quota.terms import KeyLimits, KeyTerms
+from forebay.core.tuning.depth import TuningConfig
+from forebay.core.tuning.derived import DerivedConfig
+from forebay.core.tuning.fixed import FixedConfig as FixedDepthConfig
+from forebay.core.tuning.stepwise import StepwiseConfig
+from forebay.errors import ConfigError
 
 TEXT = """\
 [slo]
@@ -105,3 +117,43 @@ def test_plain_data_masks_secrets() -> None:
     assert data["keys"]["static"][0]["secret"] == "***"
     assert data["keys"]["static"][0]["class"] == "gold"
     assert "sk-" not in str(data)
+
+
+def test_a_depth_that_is_set_is_fixed_and_one_that_is_not_is_derived() -> None:
+    def tuning(text: str) -> tuple[int, TuningConfig]:
+        config = loads(text + '[[engines]]\nname = "e"\nkind = "embedded"', environment={}).config
+        (pool,) = pipeline_config(config).pools
+        return pool.depth.depth_limit, pool.tuning
+
+    depth, unset = tuning("")
+    assert (depth, unset.tuner, unset.shadow, unset.frozen) == (256, DerivedConfig(), None, False)
+    depth, told = tuning('[queue]\ndepth_limit = 9\n[tuner]\nkind = "stepwise"\nshadow = "derived"\nwait_ms = 200\n')
+    assert (depth, told.tuner, told.shadow) == (9, FixedDepthConfig(), DerivedConfig(wait_ns=200 * MILLISECOND))
+    depth, other = tuning('[tuner]\nkind = "stepwise"\ninterval_s = 5\nleast = 2\nmost = 99\nfrozen = true\nlog = 7\n')
+    assert depth == 16
+    assert (other.tuner, other.frozen, other.kept) == (StepwiseConfig("stepwise", 2, 99, 5 * SECOND), True, 7)
+    assert tuning("[slo]\nttft_ms = 400\n[classes.slow]\nttft_ms = 450\n")[1].wait_budget_ns == 45 * MILLISECOND
+    with pytest.raises(ConfigError, match=r"\[tuner\] most: is 3, below tuner.least \(4\)"):
+        tuning("[tuner]\nmost = 3\n")
+
+
+def test_what_is_tried_in_shadow() -> None:
+    text = """
+        [admission]
+        fair_share = false
+        [admission.shadow]
+        wait_budget_ms = 80
+        fair_share = true
+        [[engines]]
+        name = "e"
+        kind = "embedded"
+        concurrency = { limit = 8, shadow = { kind = "guarded", kv_tokens = 9000 } }
+    """
+    config = loads(text, environment={}).config
+    (pool,) = pipeline_config(config).pools
+    assert pool.limit == FixedConfig(limit=8)
+    assert isinstance(pool.limit_shadow, GuardedConfig)
+    assert pool.limit_shadow.kv_tokens == 9000
+    assert pool.shadow == ShadowConfig(80 * MILLISECOND, FairShareConfig())
+    assert pool.fair is None
+    assert guarded(config, config.engines[0])

@@ -39,6 +39,10 @@ def config(text: str) -> Config:
         ),
         ("limit = 64", "limit = 8, most = 32, kv_tokens = 1000"),
         ("priority = 1", "priority = 9\n[classes.silver]"),
+        ('"guarded"', '"fixed"'),
+        ("limit = 64", 'limit = 64, shadow = { kind = "aimd", most = 9 }'),
+        ("[slo]", '[tuner]\nkind = "stepwise"\nfrozen = true\nshadow = "derived"\n[slo]'),
+        ("[slo]", "[admission.shadow]\nwait_budget_ms = 9\nfair_share = true\n[slo]"),
         ("[classes.gold]", 'balance = "affinity"\nprefix_bytes = 512\nslow_start_s = 0\n[classes.gold]'),
         ("[slo]", "[gpu]\nmemory_high = 0.9\n[slo]"),
         ('"s1"', '"s2"'),
@@ -55,7 +59,6 @@ def test_policy_may_change(old: str, new: str) -> None:
     [
         ("port = 8080", "port = 8090", "[server] port"),
         ("8000", "8001", "[engines] 0.urls.0"),
-        ('"guarded"', '"fixed"', "[engines] 0.concurrency.kind"),
         ("[slo]", '[telemetry]\nlog_level = "debug"\n[slo]', "[telemetry] log_level"),
         ("[slo]", '[gpu]\nsource = "nvml"\n[slo]', "[gpu] source"),
         ("[classes.gold]", "metrics_port = 8002\n[classes.gold]", "[engines] 0.metrics_port"),

@@ -9,6 +9,7 @@ import pytest
 
 from forebay.core.admission.depth import DepthConfig
 from forebay.core.admission.fair_share import FairShareConfig
+from forebay.core.batching import DynamicConfig
 from forebay.core.events import Finished
 from forebay.core.instant import MINUTE, SECOND
 from forebay.core.limits.fixed import FixedConfig
@@ -87,7 +88,7 @@ def test_a_window_that_moves_goes_on_from_where_it_stood(bench: Any) -> None:
         PoolConfig(name="q", engines=("e",), limit=FixedConfig(limit=2)),
         PoolConfig(name="p", engines=("e", "f"), limit=FixedConfig(limit=2)),
         PoolConfig(name="p", engines=("e",), models=("m",), limit=FixedConfig(limit=2)),
-        PoolConfig(name="p", engines=("e",), limit=GuardedConfig()),
+        PoolConfig(name="p", engines=("e",), limit=FixedConfig(limit=2), batching=DynamicConfig()),
     ],
 )
 def test_what_cannot_change_changes_nothing(bench: Any, changed: PoolConfig) -> None:

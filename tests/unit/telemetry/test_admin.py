@@ -25,7 +25,7 @@ def server(token: str | None = None, status: Callable[[], dict[str, Any]] = lamb
     registry = CollectorRegistry()
     Gauge("forebay_one", "One.", registry=registry).set(1)
     Gauge("forebay_two", "Two.", registry=registry).set(2)
-    return AdminServer(lambda: SNAPSHOT, status, registry, token)
+    return AdminServer(lambda: SNAPSHOT, status, registry, token, tuners=lambda frozen: {"frozen": frozen})
 
 
 def serve(made: AdminServer, talk: Callable[[int], Awaitable[None]]) -> None:
@@ -199,3 +199,16 @@ def test_it_refuses_to_be_open_to_others_or_to_share_a_port() -> None:
         await first.stop()
 
     asyncio.run(run())
+
+
+def test_tuners_are_shown_and_held_by_a_post_alone() -> None:
+    async def talk(port: int) -> None:
+        assert json.loads((await exchange(port, get("/api/v1/tuner")))[2]) == {"frozen": None}
+        for word, frozen in (("freeze", True), ("unfreeze", False)):
+            status, headers, _ = await exchange(port, get(f"/api/v1/tuner/{word}"))
+            assert (status, headers["allow"]) == (405, "POST")
+            raw = get(f"/api/v1/tuner/{word}").replace(b"GET", b"POST")
+            status, _, body = await exchange(port, raw)
+            assert (status, json.loads(body)) == (200, {"frozen": frozen})
+
+    serve(server(), talk)

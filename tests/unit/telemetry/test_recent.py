@@ -8,6 +8,7 @@ from typing import Any
 from forebay.core.effects import Dispatch, Effect
 from forebay.core.events import EngineUp, Finished, FirstToken
 from forebay.core.instant import MILLISECOND, SECOND
+from forebay.core.limits import LimitConfig
 from forebay.core.limits.fixed import FixedConfig
 from forebay.core.model import Mode, Request, Usage
 from forebay.core.pipeline import Pipeline, PipelineConfig
@@ -19,7 +20,9 @@ from forebay.telemetry.recent import Recent
 class World:
     """A pipeline with one place, whose decisions are kept."""
 
-    def __init__(self, *, completed: bool = True, kept: int = 10, **keys: KeyLimits) -> None:
+    def __init__(
+        self, *, completed: bool = True, kept: int = 10, shadow: LimitConfig | None = None, **keys: KeyLimits
+    ) -> None:
         self.now = SECOND
         self.recent = Recent(
             kept,
@@ -29,7 +32,7 @@ class World:
             pool_of=lambda request: self.pipeline.pool_for(request.model),
             clock=lambda: self.now,
         )
-        pools = (PoolConfig(name="p", engines=("p/0",), limit=FixedConfig(limit=1)),)
+        pools = (PoolConfig(name="p", engines=("p/0",), limit=FixedConfig(limit=1), limit_shadow=shadow),)
         terms = {key: KeyTerms(limits) for key, limits in keys.items()}
         self.pipeline = Pipeline(PipelineConfig(pools, terms), Random(1), self.recent)
         self.pipeline.report(EngineUp("p/0"), self.now)
@@ -94,3 +97,18 @@ def test_the_answered_are_kept_only_on_demand_and_the_oldest_are_forgotten() -> 
         (queued,) = world.offer(b"left %d" % number)
         world.pipeline.cancel(queued.ticket, world.now)  # type: ignore[union-attr]
     assert [world.recent.explain(f"left {n}") is not None for n in range(4)] == [False, False, True, True]
+
+
+def test_what_a_setting_in_shadow_would_have_said() -> None:
+    world = World(shadow=FixedConfig(limit=2))
+    (dispatch,) = world.offer(b"one")
+    assert isinstance(dispatch, Dispatch)
+    world.offer(b"two", mode=Mode.ADMISSION)
+    looser = {"window": {"verdict": "looser", "limit": 2, "actual": 1, "unit": "requests in flight"}}
+    assert (world.explain("two")["outcome"], world.explain("two")["shadow"]) == ("shed", looser)
+    world.pipeline.report(Finished(dispatch.leases[0], Usage(100, 11)), world.now)
+    assert world.explain("one")["shadow"]["window"]["verdict"] == "same"
+    plain = World()
+    plain.offer(b"one")
+    plain.offer(b"two", mode=Mode.ADMISSION)
+    assert plain.explain("two")["shadow"] == {}

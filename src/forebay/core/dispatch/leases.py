@@ -27,33 +27,11 @@ class Engine:
     """One engine of a pool, as the core sees it."""
 
     __slots__ = (
-        "_decoding_ns",
-        "_generated",
-        "_in_flight_most",
-        "_leases",
-        "_prefill_since",
-        "_prefilled",
-        "_prefilling_ns",
-        "_ramp",
-        "_seen_at",
-        "_was_away",
-        "counts_prompts",
-        "health",
-        "in_flight",
-        "limit",
-        "name",
-        "others",
-        "output_tokens",
-        "place_ns",
-        "places",
-        "prefill_tokens",
-        "pressure",
-        "restrained",
-        "shared",
-        "tokens",
-        "tokens_each",
-        "view_at",
-    )
+        "_decoding_ns", "_generated", "_in_flight_most", "_leases", "_prefill_since", "_prefilled",
+        "_prefilling_ns", "_ramp", "_seen_at", "_was_away", "counts_prompts", "health", "in_flight", "limit",
+        "name", "others", "output_tokens", "place_ns", "places", "prefill_tokens", "pressure", "restrained",
+        "shared", "tokens", "tokens_each", "view_at",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -137,8 +115,9 @@ class Engine:
             if not self.prefill_tokens:
                 self._prefill_since = now
             self.prefill_tokens += ticket.demand.input_tokens
+        self._leases[lease] = None
         if self.limit.learns:
-            self._watch(lease, now)
+            self._watch(now)
         return lease
 
     def close(self, lease: Lease, now: Instant) -> None:
@@ -148,7 +127,10 @@ class Engine:
         if self.counts_prompts and ticket.request.stream and not ticket.first_token:
             self._end_prefill(ticket, now)
         if self.limit.learns:
-            self._unwatch(lease, now)
+            self._count(lease, now)
+        del self._leases[lease]
+        if not self._leases:
+            self.view_at = self._prefilled = 0  # an idle engine asks for no timer; the next lease begins anew
         lease.open = False
         self.in_flight -= 1
         self.tokens -= lease.tokens
@@ -172,7 +154,7 @@ class Engine:
 
     @property
     def leases(self) -> Iterable[Lease]:
-        """The open ones, of an engine whose limit learns."""
+        """The open ones."""
         return self._leases
 
     # ---- what is heard of it ---------------------------------------------------------------------------------
@@ -269,19 +251,27 @@ class Engine:
         self.view_at = now + self.limit.interval_ns if self.in_flight else 0
         self.limit.viewed(view, now)
 
-    def _watch(self, lease: Lease, now: Instant) -> None:
-        self._leases[lease] = None
+    def relimit(self, limit: Limit, now: Instant) -> None:
+        """Go by another limit, which may want to be told more than the old one."""
+        before, self.limit = self.limit, limit
+        if limit.learns and not self.counts_prompts:
+            self.counts_prompts, self._prefill_since = True, now
+            coming = [ticket for ticket in (lease.ticket for lease in self._leases) if not ticket.first_token]
+            self.prefill_tokens = sum(t.demand.input_tokens for t in coming if t.request.stream)
+        if limit.learns and not before.learns:
+            self._seen_at, self._in_flight_most = now, self.in_flight
+            self._decoding_ns = self._generated = self._prefilled = self._prefilling_ns = 0
+            for lease in self._leases:
+                lease.counted = max(1, lease.generated)
+        if limit.interval_ns != before.interval_ns:
+            self.view_at = now + limit.interval_ns if self._leases and limit.interval_ns else 0
+
+    def _watch(self, now: Instant) -> None:
         if self.in_flight > self._in_flight_most:
             self._in_flight_most = self.in_flight
         if not self.view_at and self.limit.interval_ns:
             self._seen_at = now
             self.view_at = now + self.limit.interval_ns
-
-    def _unwatch(self, lease: Lease, now: Instant) -> None:
-        self._count(lease, now)
-        del self._leases[lease]
-        if not self._leases:
-            self.view_at = self._prefilled = 0  # an idle engine asks for no timer; the next lease begins anew
 
     def _end_prefill(self, ticket: Ticket, now: Instant) -> None:
         self.prefill_tokens -= ticket.demand.input_tokens

@@ -51,6 +51,23 @@ class View(NamedTuple):
     peak_tokens: int  # most of these that are in the engine's memory at one time, as expected
     restrained: bool = False  # may it hold less than the limit for another reason?
 
+    def then(self, later: View) -> View:
+        """Both as one view: what was summed is added up, what holds now is the later one's."""
+        return View(
+            elapsed_ns=self.elapsed_ns + later.elapsed_ns,
+            in_flight=later.in_flight,
+            in_flight_most=max(self.in_flight_most, later.in_flight_most),
+            waiting=self.waiting or later.waiting,
+            decoding_ns=self.decoding_ns + later.decoding_ns,
+            generated=self.generated + later.generated,
+            prefilled=self.prefilled + later.prefilled,
+            prefilling_ns=self.prefilling_ns + later.prefilling_ns,
+            prefilling=later.prefilling,
+            expected_tokens=later.expected_tokens,
+            peak_tokens=later.peak_tokens,
+            restrained=self.restrained or later.restrained,
+        )
+
 
 class Limit(Protocol):
     """How much may be in flight on one engine?"""

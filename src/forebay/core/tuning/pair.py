@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from forebay.core.instant import FOREVER, Chance, Instant
+from forebay.core.instant import FOREVER, Chance, Even, Instant
 from forebay.core.snapshot import TunerSnapshot
 from forebay.core.tuning.depth import DepthTuning, Seen, TuningConfig
 from forebay.core.tuning.fixed import FixedConfig
@@ -19,7 +19,7 @@ class Tuners:
         self.acting = DepthTuning(config.tuner, depth, chance, kept=kept, frozen=config.frozen)
         self.shadow: DepthTuning | None = None
         if config.shadow is not None:
-            self.shadow = DepthTuning(config.shadow, shadow_depth or self.acting.depth, chance, kept=kept)
+            self.shadow = DepthTuning(config.shadow, shadow_depth or self.acting.depth, Even(), kept=kept)
         both = (self.acting,) if self.shadow is None else (self.acting, self.shadow)
         self.looking = tuple(tuning for tuning in both if tuning.tuner.interval_ns)
         self.timed = tuple(tuning.times for tuning in self.looking if tuning.times is not None)
