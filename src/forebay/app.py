@@ -43,6 +43,7 @@ from forebay.live.clock import monotonic
 from forebay.live.gateway import Gateway
 from forebay.live.watch import Watch
 from forebay.telemetry import Observers
+from forebay.telemetry.ledger import LedgerMetrics
 from forebay.telemetry.log import AccessLog
 from forebay.telemetry.metrics import Metrics, Sources, registry
 from forebay.telemetry.recent import Recent
@@ -472,7 +473,7 @@ class App:
             reload=self.reload,
             explain=self.explain,
             tuners=self.tuners,
-            registry=registry(self.metrics),
+            registry=registry(self.metrics, *(() if self.desk is None else (LedgerMetrics(self.desk),))),
             token=admin.token.value if admin.token is not None else None,
             read_token=admin.read_token.value if admin.read_token is not None else None,
             more=() if self.stored is None else self.stored.endpoints(),

@@ -48,7 +48,8 @@ class Clerk:
         deliver: Callable[[Answers], None], lapsed: Callable[[], None], posted: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.trouble: str | None = None
-        self.posted = 0
+        self.posted = 0  # number of the last frame that the store has
+        self.settlements = 0  # that the store has taken
         self._posting, self._journal = posting, journal
         self._post_s, self._ttl_s = post_s, lease_ttl_s
         self._deliver, self._lapsed, self._tell_posted = deliver, lapsed, posted
@@ -174,6 +175,7 @@ class Clerk:
         batch = self._batch
         self._posting.post(self._journal, self.posted, batch.upto, batch.tally)
         self.posted, self._batch = batch.upto, None
+        self.settlements += batch.tally.settlements
         self._tell_posted(batch.upto)
 
     def _give_back(self) -> None:

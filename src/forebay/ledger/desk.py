@@ -143,6 +143,7 @@ class Desk:
         self._waiting: dict[str, list[Waiter]] = {}
         self._deadlines: deque[tuple[float, str, Waiter]] = deque()
         self.waiting = 0
+        self.refused = 0
         self._turn = 0.0
         self._idle_at = 0.0
 
@@ -186,6 +187,21 @@ class Desk:
     def lost(self) -> int:
         """Settlements that neither the journal nor memory could hold."""
         return self._scribe.lost
+
+    @property
+    def posted(self) -> int:
+        """Settlements that the store has taken since the start."""
+        return self._clerk.settlements
+
+    @property
+    def writable(self) -> bool:
+        """Can the journal be written?"""
+        return self._scribe.trouble is None
+
+    @property
+    def store_up(self) -> bool:
+        """Does the store answer?"""
+        return self._clerk.trouble is None
 
     @property
     def journal_bytes(self) -> int:
@@ -237,6 +253,7 @@ class Desk:
         if line is None:
             return True
         if self._scribe.trouble is not None:
+            self.refused += 1
             return False
         need, left = self._till.estimate(request).reserved, line.left
         state = self._state(key)
@@ -247,6 +264,7 @@ class Desk:
         if self._just_told(key):
             return True
         if self._clerk.trouble is not None or self.waiting >= self.config.waiting_most:
+            self.refused += 1
             return False
         self._ask(key, need)
         waiter.waits_for_credit = True
@@ -350,6 +368,7 @@ class Desk:
             if waiter.waits_for_credit:
                 self._waiting[key].remove(waiter)
                 self.leave(waiter)
+                self.refused += 1
                 waiter.no_credit_came()
         for lease in list(self._scribe.streams.values()):
             key = lease.ticket.request.key

@@ -391,10 +391,11 @@ def _counter(name: str, help_text: str, value: float) -> Metric:
     return CounterMetricFamily(name, help_text, value=value)
 
 
-def registry(metrics: Metrics) -> CollectorRegistry:
-    """A registry of the gateway's metrics and those of its process."""
+def registry(metrics: Metrics, *more: Collector) -> CollectorRegistry:
+    """A registry of the gateway's metrics, of `more` of its parts, and those of its process."""
     made = CollectorRegistry(auto_describe=False)
-    made.register(metrics)
+    for collector in (metrics, *more):
+        made.register(collector)
     ProcessCollector(registry=made)
     made.register(PLATFORM_COLLECTOR)
     made.register(GC_COLLECTOR)

@@ -20,9 +20,20 @@ from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.telemetry import Observers
 from forebay.telemetry.histogram import Histogram
+from forebay.telemetry.ledger import LedgerMetrics
 from forebay.telemetry.metrics import Metrics, Sources, registry
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+class Quiet:
+    """A ledger in which nothing has happened but the last second."""
+
+    waiting = refused = journal_bytes = lost = posted = 0
+    writable = store_up = True
+
+    def lag_s(self) -> float:
+        return 0.25
 
 
 class World:
@@ -42,7 +53,7 @@ class World:
             pool = PoolConfig("a", ("a/0",), mode=mode, limit=FixedConfig(limit=limit), batching=batching)
         self.pipeline = Pipeline(PipelineConfig((pool,)), Random(1), Observers([self.metrics]))
         self.pipeline.report(EngineUp("a/0"), self.now)
-        self.registry = registry(self.metrics)
+        self.registry = registry(self.metrics, LedgerMetrics(Quiet()))
 
     def start(self, request: Request) -> Dispatch:
         (effect,) = self.pipeline.offer(request, self.now)
@@ -204,6 +215,9 @@ def test_a_gateway_at_rest_tells_its_state() -> None:
     assert world.read("queue_depth_limit", pool="a") == 256
     assert world.read("wait_budget_seconds", pool="a") == 0.05
     assert world.read("signal_age_seconds", signal="probe a/0") == 0.5
+    assert world.read("ledger_lag_seconds") == 0.25
+    assert world.read("ledger_store_up") == 1
+    assert world.read("ledger_lost_total") == 0
     world.pipeline.drain(world.now)
     assert world.read("draining") == 1
 
