@@ -450,6 +450,7 @@ class App:
             ),
             audit=self,
             overload_status=config.responses.overload_status,
+            desk=self.desk,
             cors=Cors(server.cors_origins) if server.cors_origins else None,
             ready=self.ready,
         )

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forebay.ledger.key import NewKey
-from forebay.ledger.keys import By, KeyStore
-
 from forebay.ledger.credits import Credits
 from forebay.ledger.database import Database, open_store
+from forebay.ledger.key import NewKey
+from forebay.ledger.keys import By, KeyStore
 from forebay.ledger.statement import balance
 from forebay.ledger.verify import verify
-from tests.faults.rig import GatewayProcess, config_for
+from tests.faults.rig import GatewayProcess, config_for, eventually
 
 PROMPT = "Say how far the water falls behind the dam, and what it drives on its way."
 WHOLE_TOKENS, STREAM_TOKENS = 8, 60
@@ -53,6 +52,7 @@ class Crowd:
         self.port = 0
         self._go, self._over = threading.Event(), threading.Event()
         self._quiet = threading.Barrier(len(books) + 1)
+        self.failures: list[AssertionError] = []
         self._threads = [threading.Thread(target=self._run, args=(book,), daemon=True) for book in books]
         for thread in self._threads:
             thread.start()
@@ -76,16 +76,26 @@ class Crowd:
         while True:
             self._go.wait()
             while self._go.is_set() and not self._over.is_set():
+                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
                 try:
-                    (self._stream if book.stream else self._ask)(book)
+                    (self._stream if book.stream else self._ask)(connection, book)
                 except (OSError, http.client.HTTPException):
                     time.sleep(0.005)  # the gateway is dead: until it is said so
+                except AssertionError as error:
+                    self.failures.append(error)
+                    time.sleep(0.02)
+                finally:
+                    connection.close()
             if self._over.is_set():
                 return
             self._quiet.wait(30)
 
-    def _post(self, book: Book, **body: Any) -> http.client.HTTPResponse | None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+    @property
+    def answers(self) -> int:
+        assert not self.failures, self.failures
+        return sum(len(book.received) for book in self.books)
+
+    def _post(self, connection: http.client.HTTPConnection, book: Book, **body: Any) -> http.client.HTTPResponse | None:
         messages = [{"role": "user", "content": PROMPT}]
         text = json.dumps({"model": "m", "messages": messages, "stream": book.stream} | body)
         connection.request(
@@ -101,29 +111,30 @@ class Crowd:
         time.sleep(0.02)
         return None
 
-    def _ask(self, book: Book) -> None:
+    def _ask(self, connection: http.client.HTTPConnection, book: Book) -> None:
         book.unsure += MOST_IN + WHOLE_TOKENS
-        response = self._post(book, max_tokens=WHOLE_TOKENS)
+        response = self._post(connection, book, max_tokens=WHOLE_TOKENS)
         if response is not None:
             usage = json.loads(response.read())["usage"]
             book.received.append((time.monotonic(), usage["total_tokens"]))
         book.unsure -= MOST_IN + WHOLE_TOKENS  # not after an exception: then nobody knows
 
-    def _stream(self, book: Book) -> None:
+    def _stream(self, connection: http.client.HTTPConnection, book: Book) -> None:
         """Until its end every event is one token; then the usage is known, and takes the place of these."""
         book.unsure += MOST_IN + STREAM_TOKENS
-        response = self._post(book, max_tokens=STREAM_TOKENS, stream_options={"include_usage": True})
-        seen = len(book.received)
+        response = self._post(connection, book, max_tokens=STREAM_TOKENS, stream_options={"include_usage": True})
+        seen, whole = len(book.received), response is None
         while response is not None and (line := response.readline()):
             if not line.startswith(b"data: {"):
                 continue
             event = json.loads(line[6:])
             if usage := event.get("usage"):
-                del book.received[seen:]
-                book.received.append((time.monotonic(), usage["total_tokens"]))
+                book.received[seen:] = [(time.monotonic(), usage["total_tokens"])]
+                whole = True
             elif event["choices"][0]["delta"].get("content"):
                 book.received.append((time.monotonic(), 1))
-        book.unsure -= MOST_IN + STREAM_TOKENS
+        if whole:  # a stream that was cut short may have used more than was received
+            book.unsure -= MOST_IN + STREAM_TOKENS
 
 
 @dataclass
@@ -138,9 +149,10 @@ class Report:
 
 
 def crash(
-    folder: Path, url: str, engine: str, *, rounds: int, window_s: float, seed: int, run_s: tuple[float, float]
+    folder: Path, url: str, engine: str, *, rounds: int, window_s: float, seed: int, answers: tuple[int, int]
 ) -> Report:
-    """Kill the gateway `rounds` times under load, and compare the ledger with the clients' books each time.
+    """Kill the gateway `rounds` times under load, after so many answers or events, and compare the ledger with the
+    clients' books each time.
 
     What was received earlier than `window_s` before a kill must be in the ledger; nothing that was never used may be.
     """
@@ -156,8 +168,9 @@ def crash(
     gateway = _start(config, folder, report)
     try:
         for _ in range(rounds):
+            enough = crowd.answers + chance.randint(*answers)
             crowd.resume(gateway.port)
-            time.sleep(chance.uniform(*run_s))  # the load runs
+            eventually(lambda: crowd.answers >= enough, within=60, what="load")  # noqa: B023 - called at once
             killed_at = time.monotonic()
             gateway.kill()
             crowd.pause()
@@ -166,13 +179,11 @@ def crash(
                 _compare(store, book, killed_at, window_s, forgiven, report)
             report.rounds += 1
         crowd.resume(gateway.port)
-        time.sleep(run_s[0])
         crowd.stop()
         gateway.stop()
     finally:
         gateway.kill()
     _settle(store, crowd.books, forgiven, report)
-    assert poor.refused > 0, "the poor key never ran out"
     store.close()
     return report
 
@@ -188,6 +199,7 @@ def _start(config: dict[str, Any], folder: Path, report: Report) -> GatewayProce
     began = time.monotonic()
     gateway = GatewayProcess(config, folder / "gateway", ready=False)
     report.starts_s.append(time.monotonic() - began)
+    eventually(gateway.ready, within=20, what="the engine ready")
     return gateway
 
 
