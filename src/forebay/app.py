@@ -52,6 +52,7 @@ from forebay.telemetry.tuning import tuners
 
 if TYPE_CHECKING:
     from forebay.ingress.stored import StoredKeys
+    from forebay.ledger.database import Database
     from forebay.ledger.desk import Desk
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,8 @@ class App:
         self.access_log, self.recorder = self._open_access_log(), self._open_record()
         self._writers = [writer for writer in (self.access_log, self.recorder) if writer is not None]
         self.recent = self._make_recent()
-        self.desk = self._open_desk()
+        database = await self._open_database()
+        self.desk = self._open_desk(database)
         observers: tuple[Observer, ...] = (self.metrics, *self._writers)
         if self.desk is not None:
             observers += (self.desk,)
@@ -108,7 +110,7 @@ class App:
         self.watch = Watch(config, self.engines, self.gateway)
         self.site = self._make_site(loop)
         self._stack.callback(self.site.stop)
-        self.stored = await self._open_store()
+        self.stored = await self._open_keys(database)
         if self.stored is not None:
             self.stored.start(self.site, self.gateway, loop, self.desk)
         self._start_desk(loop)
@@ -283,16 +285,24 @@ class App:
         self._stack.callback(recorder.close)
         return recorder
 
-    def _open_desk(self) -> Desk | None:
-        """The ledger, when there is a store: SQLAlchemy is imported for nobody else."""
-        url, ledger = self.config.keys.store, self.config.ledger
+    async def _open_database(self) -> Database | None:
+        """The store, when there is one: SQLAlchemy is imported for nobody else."""
+        url = self.config.keys.store
         if url is None:
             return None
         from forebay.ledger.database import open_store
+
+        database = await asyncio.to_thread(open_store, url)
+        self._stack.callback(database.close)
+        return database
+
+    def _open_desk(self, database: Database | None) -> Desk | None:
+        """The ledger, when there is a store."""
+        if database is None:
+            return None
         from forebay.ledger.desk import Desk, DeskConfig
 
-        database = open_store(url)
-        self._stack.callback(database.close)
+        ledger = self.config.ledger
         desk = Desk(
             database,
             DeskConfig(
@@ -455,15 +465,14 @@ class App:
             ready=self.ready,
         )
 
-    async def _open_store(self) -> StoredKeys | None:
-        """The keys of the store, if there is one: SQLAlchemy is imported for nobody else."""
-        url = self.config.keys.store
-        if url is None:
+    async def _open_keys(self, database: Database | None) -> StoredKeys | None:
+        """The keys of the store, when there is one."""
+        if database is None:
             return None
         from forebay.ingress.stored import StoredKeys
 
-        stored = await StoredKeys.open(url, self.config)
-        self._stack.callback(stored.close)
+        stored = await StoredKeys.load(database, self.config)
+        self._stack.callback(stored.stop)
         return stored
 
     async def _open_admin(self) -> None:

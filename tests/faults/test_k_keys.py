@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forebay.config.schema import Limits
 from forebay.ingress.http.routes import EXACT
+from forebay.ledger.database import open_store
+from forebay.ledger.key import KeyChange, NewKey
+from forebay.ledger.keys import By, KeyStore
 
+from .conftest import StartGateway
 from .rig import (
     Answer,
     FakeBackend,
@@ -23,11 +33,14 @@ from .rig import (
     key,
     marker,
     scripts,
+    serving,
 )
 from .rig.checks import exchange, still_serves, untouched
 from .rig.client import wire
 
+ME = By("test")
 PAGE = "https://app.example.com"
+LETTERS = str.maketrans("0123456789", "abcdefghij")
 EXPOSED = {"retry-after", "retry-after-ms", "x-should-retry", "x-ratelimit-remaining-requests"}
 
 
@@ -386,8 +399,191 @@ def test_k08_keys_stay_on_their_side(gateway: GatewayProcess, fresh_backend: Fak
     assert not any(secret in written(gateway, folder) for secret in ("sk-a", "sk-of-the-engine", "sk-nobody-has-this"))
 
 
-def test_k08_a_key_is_forwarded_only_where_the_config_says_so(backend: FakeBackend, start_gateway: Any) -> None:
+def test_k08_a_key_is_forwarded_only_where_the_config_says_so(
+    backend: FakeBackend, start_gateway: StartGateway
+) -> None:
     gateway = start_gateway(config_for(backend, keys=[key("a")], engine={"forward_key": True}))
     assert ask(gateway.port, chat(), headers=[("x-api-key", "sk-a")]).status == 200
     assert backend.calls[0].header("authorization") == "Bearer sk-a"
     assert backend.calls[0].header("x-api-key") is None
+
+
+# ---- K-01, K-02, K-04, K-05 and K-08 with keys of a store, which another process changes
+
+
+class Stored:
+    """A gateway with a store of keys, and the store itself, which this process changes."""
+
+    def __init__(self, gateway: GatewayProcess, folder: Path) -> None:
+        self.gateway, self.folder = gateway, folder
+        self.url = f"sqlite:///{folder / 'keys.db'}"
+        self.database = open_store(self.url)
+        self.keys = KeyStore(self.database)
+        self.made = 0
+
+    def make(self, **agreed: Any) -> tuple[str, str]:
+        """(id, what its owner sends) of a new key that the gateway knows of by now."""
+        self.made += 1
+        made = self.keys.create(NewKey(name=f"key {self.made}", **agreed), ME)
+        secret = made.secret
+        assert secret is not None
+        eventually(lambda: self.status(secret) == 200, within=5, what="the gateway knows the new key")
+        return made.key.id, secret
+
+    def status(self, secret: str) -> int:
+        """What a cheap request with this key gets."""
+        return ask(self.gateway.port, method="GET", path="/v1/models", key=secret).status
+
+    def admin(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        """One request to the admin port."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.gateway.admin_port, timeout=10)
+        data = None if body is None else json.dumps(body)
+        connection.request(method, path, data, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        parsed = json.loads(answer.read())
+        connection.close()
+        return answer.status, parsed
+
+
+def with_store(backend: FakeBackend, folder: Path, **more: Any) -> dict[str, Any]:
+    """One slot, five places, a static key, and a store."""
+    folder.mkdir(exist_ok=True)
+    log = {"access_log": True, "access_log_path": str(folder / "access.jsonl"), "log_level": "debug"}
+    config = config_for(
+        backend, slots=1, places=5, mode="backpressure", keys=[key("static")], telemetry=log, **more
+    )  # fmt: skip
+    config["keys"]["store"] = f"sqlite:///{folder / 'keys.db'}"
+    config["ledger"] = {"journal": str(folder / "journal")}
+    return config
+
+
+@pytest.fixture(scope="module")
+def shared_store(shared_backend: FakeBackend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
+    folder = tmp_path_factory.mktemp("store")
+    with serving(with_store(shared_backend, folder), tmp_path_factory.mktemp("gateway")) as gateway:
+        made = Stored(gateway, folder)
+        yield made
+        made.database.close()
+
+
+@pytest.fixture
+def stored(shared_store: Stored, fresh_backend: FakeBackend) -> Stored:
+    return shared_store
+
+
+def test_k05_a_key_that_is_revoked_while_its_requests_wait_and_run(stored: Stored, fresh_backend: FakeBackend) -> None:
+    """One runs and two wait when another process revokes the key: they are finished, and new ones get 401."""
+    (key_id, secret), (_, other) = stored.make(), stored.make()
+    gate = scripts.Gate(scripts.ordinary)
+    fresh_backend.plan.extend([gate, gate, gate])
+    port = stored.gateway.port
+    with RawClient(port) as running, RawClient(port) as first, RawClient(port) as second, RawClient(port) as kept:
+        kept.send(wire(method="GET", path="/v1/models", key=secret))
+        assert kept.read_answer(method="GET").status == 200
+        running.request(chat(), key=secret)
+        eventually(lambda: stored.gateway.gauges() == (1, 0))
+        for place, client in enumerate((first, second)):
+            client.request(chat(), key=secret)
+            eventually(lambda place=place: stored.gateway.gauges() == (1, place + 1))  # type: ignore[misc]
+        command = [sys.executable, "-m", "forebay", "keys", "revoke", key_id, "--store", stored.url]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        eventually(lambda: stored.status(secret) == 401, within=5)
+        refused = ask(port, key=secret)
+        assert (refused.status, refused.reason, refused.error["message"]) == (
+            401,
+            "invalid_key",
+            "this key was revoked",
+        )
+        kept.request(chat(), key=secret)
+        assert kept.read_answer().status == 401, "on a connection whose head was known"
+        assert stored.gateway.gauges() == (1, 2)
+        gate.open(fresh_backend)
+        assert [client.read_answer().status for client in (running, first, second)] == [200, 200, 200]
+    stored.gateway.settles()
+    assert stored.status(other) == 200
+    assert ask(port, key="sk-static").status == 200
+
+
+def test_k05_a_change_over_the_admin_port_is_in_force_when_it_is_answered(stored: Stored) -> None:
+    status, made = stored.admin("POST", "/api/v1/keys", {"name": "a", "limits": {"requests_per_minute": 1}})
+    secret = made["secret"]
+    assert (status, ask(stored.gateway.port, key=secret).status) == (201, 200)
+    assert ask(stored.gateway.port, key=secret).reason == "key_requests"
+    assert stored.admin("PATCH", "/api/v1/keys/a", {"limits": {"requests_per_minute": None}})[0] == 200
+    assert ask(stored.gateway.port, key=secret).status == 200
+    stored.admin("PATCH", "/api/v1/keys/a", {"models": ["other"]})
+    assert ask(stored.gateway.port, key=secret).status == 403
+    stored.admin("PATCH", "/api/v1/keys/a", {"models": ["*"], "routes": ["embeddings"]})
+    assert ask(stored.gateway.port, key=secret).status == 403
+    assert stored.admin("DELETE", "/api/v1/keys/a")[0] == 200
+    assert ask(stored.gateway.port, key=secret).status == 401
+
+
+def test_k05_an_expired_key_is_refused_and_a_restart_knows_it(
+    backend: FakeBackend, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    config, folder = with_store(backend, tmp_path / "store"), tmp_path / "store"
+    stored = Stored(start_gateway(config), folder)
+    key_id, soon = stored.make(expires_at=datetime.now(UTC) + timedelta(seconds=1.5))
+    _, lasting = stored.make()
+    eventually(lambda: stored.status(soon) == 401, within=10)
+    assert ask(stored.gateway.port, key=soon).error["message"] == "this key has expired"
+    stored.gateway.stop()
+    stored.gateway.stop = lambda: None  # type: ignore[method-assign]  # it has ended
+    stored.gateway = start_gateway(config)
+    assert [stored.status(secret) for secret in (soon, lasting, "sk-static")] == [401, 200, 200]
+    stored.keys.change(key_id, KeyChange(expires_at=datetime.now(UTC) + timedelta(hours=1)), ME)
+    eventually(lambda: stored.status(soon) == 200, within=5)
+    stored.database.close()
+
+
+def test_k02_a_stored_key_matches_exactly_or_not_at_all(stored: Stored) -> None:
+    (_, secret), (_, other) = stored.make(), stored.make()
+    keys = stored.gateway.snapshot()["keys"]
+    for wrong in (
+        secret.upper(), secret[:-1], secret + "a", secret[:-1] + ("a" if secret[-1] != "a" else "b"), secret[:22],
+        secret[:23] + other[23:], secret.replace("sk-fb-", "sk_fb_"), f"{secret},{secret}",
+    ):  # fmt: skip
+        answer = ask(stored.gateway.port, key=wrong)
+        assert (answer.status, answer.error["message"]) == (401, "this key is not known here"), wrong
+    assert stored.gateway.snapshot()["keys"] == keys
+    assert stored.status(f"  {secret} ") == 200
+    assert ask(stored.gateway.port, chat(), headers=[("x-api-key", secret)]).status == 200
+
+
+def test_k04_bad_keys_never_reach_the_store(stored: Stored) -> None:
+    """The store is locked against everybody, and a flood of keys that look like stored ones is refused all the same."""
+    _, secret = stored.make()
+    body = json.dumps(chat()).encode()
+    holder = sqlite3.connect(stored.folder / "keys.db", isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    try:
+        with RawClient(stored.gateway.port) as client:
+            for start in range(0, 5000, 50):
+                made_up = [f"sk-fb-{str(i).translate(LETTERS):a>16}-{'a' * 32}" for i in range(start, start + 50)]
+                client.send(b"".join(wire(body, key=wrong) for wrong in made_up))
+                assert [client.read_answer().status for _ in range(50)] == [401] * 50
+        assert ask(stored.gateway.port, key=secret).status == 200
+    finally:
+        holder.close()
+
+
+def test_k08_a_stored_secret_is_written_nowhere(stored: Stored, fresh_backend: FakeBackend) -> None:
+    key_id, secret = stored.make(limits=Limits(requests_per_minute=2))
+    made = stored.admin("POST", "/api/v1/keys", {"name": "over the admin port"})[1]["secret"]
+    for each in (secret, made, f"{secret[:-1]}x"):
+        for _ in range(3):
+            ask(stored.gateway.port, key=each)
+    stored.keys.revoke(key_id, ME)
+    eventually(lambda: stored.status(secret) == 401, within=5)
+    pages = ["/metrics", "/api/v1/status", "/api/v1/snapshot", "/api/v1/keys", "/api/v1/audit", "/openapi.json"]
+    text = (
+        "".join(stored.gateway.admin(page).decode() for page in pages) + stored.gateway.stdout + stored.gateway.stderr
+    )
+    text += (stored.folder / "access.jsonl").read_text()
+    files = b"".join(path.read_bytes() for path in stored.folder.rglob("*") if path.is_file())
+    for each in (secret, made):
+        assert each[-32:] not in text
+        assert each[-32:].encode() not in files
+        assert each[6:22] in text, "the public id is what it is called by"
+    assert all(secret.encode() not in call.raw_head for call in fresh_backend.calls)

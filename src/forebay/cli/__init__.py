@@ -17,6 +17,7 @@ COMMANDS = {
     "plan": ("forebay.cli.plan", "The cheapest GPUs and configuration that keep an objective."),
     "sim": ("forebay.cli.sim", "Replay traffic through the policies on simulated GPUs."),
     "keys": ("forebay.cli.keys", "API keys: make, list, limit, credit and revoke them."),
+    "ledger": ("forebay.cli.ledger", "Credits: balances, history, export, and the proof that they add up."),
     "engine": ("forebay.cli.engine", "Run a stand-alone OpenAI-style engine: embedded or simulated."),
     "config": ("forebay.cli.config", "Check a config file, or show the full default one."),
 }

@@ -296,12 +296,12 @@ def credit(
     from forebay.ledger.keys import KeyStore
     from forebay.ledger.statement import balance
 
+    if not isinstance(tokens, int) or tokens <= 0:
+        raise UsageError(f"{tokens} tokens: a number above 0 is asked; --take takes some away")
     with opened(store, config_file) as (database, _):
         found = KeyStore(database).show(key)
         if not found.prepaid:
             raise UsageError(f"key {found.id} ({found.name}) is not prepaid; first: forebay keys change KEY --prepaid")
-        if not isinstance(tokens, int) or tokens <= 0:
-            raise UsageError(f"{tokens} tokens: a number above 0 is asked; --take takes some away")
         _top_up(database, found.id, -tokens if take else tokens, note, idempotency_key)
         left = balance(database, found.id)
     if as_json:

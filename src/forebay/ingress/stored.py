@@ -10,7 +10,7 @@ from forebay.ingress.api.keys import KeyEndpoints
 from forebay.ingress.api.ledger import LedgerEndpoints
 from forebay.ingress.api.table import Endpoint
 from forebay.ingress.http.site import Site
-from forebay.ledger.database import Database, open_store
+from forebay.ledger.database import Database
 from forebay.ledger.desk import Desk
 from forebay.ledger.feed import KeyFeed
 from forebay.ledger.key import known
@@ -32,18 +32,10 @@ class StoredKeys:
         self._desk: Desk | None = None
 
     @classmethod
-    async def open(cls, url: str, config: Config) -> StoredKeys:
-        """Open the store and read its keys, without keeping the loop. Raises StoreError."""
-        return await asyncio.to_thread(cls._opened, url, config)
-
-    @classmethod
-    def _opened(cls, url: str, config: Config) -> StoredKeys:
-        stored = cls(open_store(url), config)
-        try:
-            stored._feed.load()
-        except BaseException:
-            stored.database.close()
-            raise
+    async def load(cls, database: Database, config: Config) -> StoredKeys:
+        """Read the keys of a store, without keeping the loop. Raises StoreError."""
+        stored = cls(database, config)
+        await asyncio.to_thread(stored._feed.load)
         return stored
 
     def start(self, site: Site, gateway: Gateway, loop: asyncio.AbstractEventLoop, desk: Desk | None) -> None:
@@ -84,9 +76,13 @@ class StoredKeys:
     def endpoints(self) -> Iterator[Endpoint]:
         """Of the admin port."""
         yield from KeyEndpoints(self._store, self._feed.look).endpoints()
-        yield from LedgerEndpoints(self.database, self._store).endpoints()
+        yield from LedgerEndpoints(self.database, self._store, self._credited).endpoints()
 
-    def close(self) -> None:
-        """Stop following, and close the store."""
+    def _credited(self, key_id: str) -> None:
+        """The desk asks the store anew, instead of when it would have."""
+        if self._desk is not None:
+            self._desk.credited(key_id)
+
+    def stop(self) -> None:
+        """Stop following."""
         self._feed.stop()
-        self.database.close()

@@ -307,6 +307,11 @@ class Desk:
             self._give_back(key)
             self._wake(key)
 
+    def credited(self, key: str) -> None:
+        """A key's credit was changed by hand: what the store said of it a moment ago counts no more."""
+        if (state := self._keys.get(key)) is not None:
+            state.short_at = state.thin_at = LONG_AGO
+
     # ---- inside ------------------------------------------------------------------------------------------------
 
     def _state(self, key: str) -> _Key:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -72,8 +72,10 @@ class Verified(Struct, frozen=True):
 class LedgerEndpoints:
     """Answers from the ledger; every call waits for the database in a thread."""
 
-    def __init__(self, database: Database, keys: KeyStore) -> None:
+    def __init__(self, database: Database, keys: KeyStore, credited: Callable[[str], None]) -> None:
+        """`credited` is told of a key whose credit has changed."""
         self._database = database
+        self._told = credited
         self._keys = keys
         self._credits = Credits(database)
 
@@ -104,7 +106,9 @@ class LedgerEndpoints:
 
     async def _credit(self, asked: Asked) -> Reply:
         wanted = body_of(asked, Credit)
-        return json(await in_thread(lambda: self._credited(asked, wanted)), 201)
+        done = await in_thread(lambda: self._credited(asked, wanted))
+        self._told(done.balance.key)
+        return json(done, 201)
 
     def _credited(self, asked: Asked, wanted: Credit) -> Credited:
         key = self._keys.show(asked.place)
