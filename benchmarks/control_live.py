@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -45,6 +45,16 @@ KEYS: Final = ("a", "b", "c", "d")
 RESULTS: Final = ROOT / "benchmarks" / "results"
 
 
+class Objectives(NamedTuple):
+    """What a good answer keeps to."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+
+OBJECTIVES: Final = Objectives(TTFT_MS, TPOT_MS)
+
+
 def _load(rate: float, duration_s: float) -> WorkloadSpec:
     return WorkloadSpec(rate=rate, duration_s=duration_s, prompt_tokens=PROMPT, output_tokens=OUTPUT)
 
@@ -69,7 +79,7 @@ def _live(folder: Path) -> Iterator[Target]:
         folder,
     )
     try:
-        engine.wait_until(lambda: _healthy(engine_port, "/health"), 30.0)
+        engine.wait_until(lambda: healthy(engine_port, "/health"), 30.0)
         text = str(policy(FOREBAY)).replace('kind = "simulated"', f'urls = ["http://127.0.0.1:{engine_port}"]')
         keys = "".join(f'[[keys.static]]\nid = "{key}"\nsecret = "sk-{key}"\n' for key in KEYS)
         path = folder / "forebay.toml"
@@ -77,7 +87,7 @@ def _live(folder: Path) -> Iterator[Target]:
         path.write_text(f"{ports}{text}[keys]\nanonymous = false\n{keys}")
         gateway = Process.start("gateway", [*forebay, "serve", "--config", str(path)], folder)
         try:
-            gateway.wait_until(lambda: _healthy(port, "/readyz"), 30.0)
+            gateway.wait_until(lambda: healthy(port, "/readyz"), 30.0)
             yield Target.parse(f"http://127.0.0.1:{port}")
         finally:
             gateway.stop()
@@ -85,7 +95,7 @@ def _live(folder: Path) -> Iterator[Target]:
         engine.stop()
 
 
-def _healthy(port: int, path: str) -> bool:
+def healthy(port: int, path: str) -> bool:
     try:
         return get(Target.parse(f"http://127.0.0.1:{port}"), path)[0] == 200
     except OSError:
@@ -126,11 +136,11 @@ def _simulated(folder: Path, seen: Sequence[RequestRecord], asked: Sequence[int]
     return list(simulation.records.records())
 
 
-def _figures(records: Sequence[RequestRecord], warm_up_s: float) -> dict[str, float]:
+def figures(records: Sequence[RequestRecord], warm_up_s: float, objectives: Objectives) -> dict[str, float]:
     """Of requests that were sent after the warm-up. Shares are of those that were offered."""
     counted = [record for record in records if record.intended_ns >= warm_up_s * 1e9]
     done = [record for record in counted if record.outcome == "completed"]
-    good = [record for record in done if _in_time(record)]
+    good = [record for record in done if _in_time(record, objectives)]
     ttft = sorted((record.first_token_ns - record.intended_ns) / 1e6 for record in done if record.first_token_ns >= 0)
     gaps = sorted(_gap_ms(record) for record in done if record.output_tokens > 1)
     waits = sorted(record.queue_wait_ms for record in done if record.queue_wait_ms is not None)
@@ -151,10 +161,10 @@ def _gap_ms(record: RequestRecord) -> float:
     return (record.done_ns - record.first_token_ns) / 1e6 / (record.output_tokens - 1)
 
 
-def _in_time(record: RequestRecord) -> bool:
-    if record.first_token_ns < 0 or (record.first_token_ns - record.intended_ns) / 1e6 > TTFT_MS:
+def _in_time(record: RequestRecord, objectives: Objectives) -> bool:
+    if record.first_token_ns < 0 or (record.first_token_ns - record.intended_ns) / 1e6 > objectives.ttft_ms:
         return False
-    return record.output_tokens < 2 or _gap_ms(record) <= TPOT_MS
+    return record.output_tokens < 2 or _gap_ms(record) <= objectives.tpot_ms
 
 
 SHOWN: Final = (
@@ -202,7 +212,13 @@ def main(duration_s: float, warm_up_s: float, seed: int, dry: bool) -> None:
             seen = _measured(folder, rate, duration_s, seed)
             asked = [arrival.output_tokens or 1 for arrival in _load(rate, duration_s).draw(seed)]
             made = _simulated(folder, seen, asked, seed)
-            rows.append({"load": load, "live": _figures(seen, warm_up_s), "simulated": _figures(made, warm_up_s)})
+            rows.append(
+                {
+                    "load": load,
+                    "live": figures(seen, warm_up_s, OBJECTIVES),
+                    "simulated": figures(made, warm_up_s, OBJECTIVES),
+                }
+            )
     content = {
         "environment": environment.describe(load_before),
         "command": shlex.join(["python", "-m", "benchmarks.control_live", *sys.argv[1:]]),
