@@ -41,7 +41,7 @@ from forebay.sim.calibrate import fitted
 from forebay.sim.run import Simulation
 from forebay.sim.scenario import ClientSpec, EngineSpec, Scenario, WorkloadSpec
 
-PROMPT, OUTPUT = "~120/0.5", "~60/0.5"
+PROMPT, OUTPUT = "~60/0.5", "~24/0.5"
 LOADS: Final = (1.0, 2.0, 5.0)
 KEYS: Final = ("a", "b", "c", "d")
 PROBING_S: Final = 60.0
@@ -160,7 +160,7 @@ def _compare(scratch: Path, duration_s: float, warm_up_s: float, seed: int) -> d
         path = scratch / "profile.json"
         write_fitted(path, fitted(calibration, kind.limits, "benchmark"))
         profile = calibration.profile
-        full_ms = profile.step_ms(VLLM_SEQS, VLLM_SEQS, VLLM_SEQS * 150, VLLM_SEQS * 150)
+        full_ms = profile.step_ms(VLLM_SEQS, VLLM_SEQS, VLLM_SEQS * 75, VLLM_SEQS * 75)
         objectives = Objectives(TTFT_MS, PACE * full_ms)
         capacity = _capacity(profile, path, objectives)
         rows = []
