@@ -327,7 +327,7 @@ class Engine(Section, frozen=True):
         Literal["least", "p2c", "affinity", "random"],
         Meta(
             description="Which of its URLs gets a request. least: the one with the least outstanding work. p2c: the "
-            "better of two drawn by chance, for many gateways on the same engines. affinity: the one that has the "
+            "better of two drawn by chance, where least is not trusted. affinity: the one that has the "
             "beginning of the prompt in its cache, while it is not much busier. random: to compare with."
         ),
     ] = "least"

@@ -148,6 +148,15 @@ def test_least_outstanding(loads: list[tuple[int, int]], tokens: int, chosen: st
     assert (best and best.name) == chosen
 
 
+def test_prompts_that_are_to_be_read_first_weigh_more() -> None:
+    reading, writing = engine("reading"), engine("writing")
+    reading.tokens, reading.prefill_tokens, writing.tokens = 400, 300, 900
+    reading.places = writing.places = 1
+    assert Least().choose([reading, writing], Request("k"), 1, 0) is writing
+    reading.prefill_tokens = 0
+    assert Least().choose([reading, writing], Request("k"), 1, 0) is reading
+
+
 def test_an_unavailable_engine_is_passed_over() -> None:
     down, full, free = engine("down"), engine("full", limit=1), engine("free")
     down.health.readiness = Readiness.DOWN

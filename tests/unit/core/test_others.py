@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,11 +35,25 @@ def test_silence_is_what_is_usual_neither_load_nor_the_lack_of_it() -> None:
     assert others.requests(FORGOTTEN_NS) == 8.0
 
 
-def test_pages_and_counters_are_not_read_at_the_same_instant() -> None:
+@pytest.mark.parametrize(
+    ("total", "own", "found"), [(10, 10, 0), (12, 10, 0), (13, 10, 3), (109, 100, 0), (111, 100, 11), (0, 50, 0)]
+)
+def test_pages_and_counters_are_not_read_at_the_same_instant(total: int, own: int, found: int) -> None:
     others = Others()
-    for total, own, found in ((10, 10, 0), (12, 10, 0), (13, 10, 3), (109, 100, 0), (111, 100, 11), (0, 50, 0)):
-        others.read(total, own, 0)
-        assert others.requests(0) == found, (total, own)
+    others.read(total, own, 0)
+    assert others.requests(0) == found
+
+
+def test_what_moves_from_second_to_second_is_averaged_and_what_lasts_is_seen() -> None:
+    others = Others()
+    others.read(0, 0, 0)
+    others.read(40, 0, SECOND)
+    assert others.requests(SECOND) == 4, "a tenth of it in a second"
+    for second in range(2, 41):
+        others.read(40, 0, second * SECOND)
+    assert others.requests(40 * SECOND) > 39
+    others.read(7, 0, 50 * SECOND)
+    assert others.requests(50 * SECOND) == 7, "after a silence there is nothing to average with"
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 10_000), st.integers(0, 10 * SECOND), st.floats(0, 1e6))

@@ -17,6 +17,10 @@ from forebay.core.instant import SECOND, Instant
 from forebay.core.limits.limit import Answer, Limit, View
 from forebay.core.model import Batch, EngineSignal, Lease, Ticket, Usage
 
+PROMPT_FIRST = 4
+"""What a prompt token counts for beside its own place while it is still to be read: it stands before the first token
+of whoever comes next, where those of streams under way only make every step a little longer."""
+
 DEFAULT_RAMP, DEFAULT_PRESSURE = RampConfig(), PressureConfig()
 
 OUTPUTS_KEPT = 64
@@ -98,8 +102,10 @@ class Engine:
         return self._ramp.grows_at(self.limit.requests, now) if self.restrained else None
 
     def load(self, now: Instant) -> float:
-        """Expected tokens that it holds: our own, and what is known of others'."""
-        return self.tokens + self.others.requests(now) * self.tokens_each if self.shared else self.tokens
+        """Work before it, in tokens: those it holds of ours, prompts that are to be read first for more, and what is
+        known of others'."""
+        ours = self.tokens + PROMPT_FIRST * self.prefill_tokens
+        return ours + self.others.requests(now) * self.tokens_each if self.shared else ours
 
     def open(self, ticket: Ticket, batch: Batch | None, now: Instant) -> Lease:
         """Give the ticket a lease. For a batch, the first one takes the place."""

@@ -1,14 +1,18 @@
 """Work that reached an engine past this gateway: what its metrics page counts beyond our own.
 
-Between two pages that part is carried along and our own exact count is added to it (dead reckoning): a page that is
-half a second old is no reason to send everything to whoever was idle then. It loses weight with age, and what is lost
-is replaced by what is usual among the pool's engines, so that silence is neither load nor the lack of it.
+It is carried along from page to page and our own exact count is added to it (dead reckoning). It is averaged over ten
+seconds on purpose: gateways on the same engines all read the same pages, and would all send to whoever was idle on the
+last one. What lasts is seen, what moves from second to second is not: against that, our own counts do better alone.
+
+It loses weight with age, and what is lost is replaced by what is usual among the pool's engines, so that silence is
+neither load nor the lack of it.
 """
 
 from __future__ import annotations
 
 from forebay.core.instant import SECOND, Instant
 
+AVERAGED_NS = 10 * SECOND
 TRUSTED_NS = 3 * SECOND // 2
 FORGOTTEN_NS = 4 * SECOND
 """A page counts fully for as long as the next one is not overdue, and not at all any more after four seconds."""
@@ -25,22 +29,25 @@ class Others:
 
     def __init__(self) -> None:
         self.usual = 0.0  # mean over the pool's engines, as last found
-        self._found = 0
+        self._found = 0.0
         self._at: Instant = -FORGOTTEN_NS
 
     def read(self, total: int, own: int, now: Instant) -> None:
         """Its page counts `total` requests while we have `own` there."""
         more = total - own
-        self._found = more if more > max(NOISE, NOISE_SHARE * own) else 0
-        self._at = now
+        found = float(more) if more > max(NOISE, NOISE_SHARE * own) else 0.0
+        elapsed_ns = now - self._at
+        if elapsed_ns < FORGOTTEN_NS:
+            found = self._found + (found - self._found) * min(1.0, elapsed_ns / AVERAGED_NS)
+        self._found, self._at = found, now
 
     def forget(self) -> None:
         """Whoever answers next is another process."""
         self._at = -FORGOTTEN_NS
-        self._found = 0
+        self._found = 0.0
 
-    def found(self, now: Instant) -> int | None:
-        """What the last page counted; None when there is none that still counts."""
+    def found(self, now: Instant) -> float | None:
+        """What the pages of the last while counted; None when there are none that still count."""
         return self._found if now - self._at < FORGOTTEN_NS else None
 
     def requests(self, now: Instant) -> float:

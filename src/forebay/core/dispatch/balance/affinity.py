@@ -3,7 +3,8 @@
 The hash of a body's first kilobyte is ranked against every engine's name (rendezvous hashing), so that the same
 beginning meets the same engine on every gateway, and an engine that goes takes only its own beginnings along. Two
 bounds keep one popular beginning from making a hot engine: none is chosen for it that holds a quarter more requests
-than the average, and none that has a fifth more work before it than the best.
+than the average, and none that has a fifth more work before this request's end than the best, which would have to read
+the prompt first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal
 from zlib import crc32
 
 from forebay.core.dispatch.balance.least import Least
-from forebay.core.dispatch.leases import Engine
+from forebay.core.dispatch.leases import PROMPT_FIRST, Engine
 from forebay.core.instant import Instant
 from forebay.core.model import Request
 
@@ -48,7 +49,7 @@ class Affinity:
             return best
         config = self._config
         most = config.bound * (1 + sum(engine.in_flight for engine in engines)) / len(engines)
-        latest = config.detour * (best.load(now) + tokens)
+        latest = config.detour * (best.load(now) + (1 + PROMPT_FIRST) * tokens)  # there it would have to be read
         chosen, highest = best, -1
         for engine in engines:
             if engine.in_flight < most and engine.load(now) + tokens <= latest and engine.has_room(tokens, now):

@@ -24,7 +24,7 @@ class Least:
     prefix_bytes = 0
 
     def choose(self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant) -> Engine | None:  # noqa: ARG002
-        """The one with room that holds the fewest expected tokens; at equal ones, the fewest requests."""
+        """The one with room that has the least work before it; at equal work, the fewest requests."""
         best: Engine | None = None
         least = (0.0, 0)
         for engine in engines:

@@ -27,7 +27,7 @@ class P2c:
         self._chance = chance
 
     def choose(self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant) -> Engine | None:  # noqa: ARG002
-        """Of two with room, drawn at random, the one that holds fewer expected tokens."""
+        """Of two with room, drawn at random, the one with less work before it."""
         able = [engine for engine in engines if engine.has_room(tokens, now)]
         if len(able) < 2:
             return able[0] if able else None

@@ -1,0 +1,148 @@
+"""Which engine gets the work: least, two choices, affinity and chance, with counters of their own, shared, and old.
+
+``python -m benchmarks.balance`` (or ``make bench NAME=balance``) simulates every policy on the same engines and the
+very same arrivals, five seeds each, and writes ``benchmarks/results/balance-DATE.json`` and the generated sections of
+``docs/balance.md``. Nothing is refused and no window binds, so that nothing but the choice of the engine differs.
+``--quick`` takes one seed and short runs.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shlex
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from benchmarks import environment, tables
+from benchmarks.balance_world import LOADS, Figures, Trial, capacity, measure
+from benchmarks.control_statistics import Estimate
+from benchmarks.peers import ROOT
+
+PAGE: Final = ROOT / "docs" / "balance.md"
+LOAD: Final = 0.9
+SEEDS: Final = 5
+DURATION_S: Final = 100.0
+
+OURS: Final = ("own", "shared", "old")
+ROWS: Final = {
+    "mix": [
+        *((policy, counters) for counters in OURS for policy in ("least", "p2c", "random")),
+        ("least", "pages"),
+        ("p2c", "pages"),
+        ("least", "lopsided"),
+        ("least", "lopsided-old"),
+        ("p2c", "lopsided-old"),
+    ],
+    "talk": [(policy, counters) for counters in OURS for policy in ("least", "p2c", "affinity", "random")],
+}
+COUNTERS: Final = {
+    "own": "one gateway, own counts",
+    "shared": "8 gateways, own counts",
+    "old": "8 gateways, own counts and pages 0.5 s old",
+    "pages": "8 routers, pages 0.5 s old alone",
+    "lopsided": "7 gateways and a router on two engines, own counts",
+    "lopsided-old": "the same, own counts and pages 0.5 s old",
+}
+
+
+def benchmark(seeds: Sequence[int], duration_s: float, processes: int) -> list[dict[str, Any]]:
+    """A row of figures per trial."""
+    trials = [
+        Trial(load_of, policy, counters, seed, LOAD, duration_s)
+        for load_of, rows in ROWS.items()
+        for policy, counters in rows
+        for seed in seeds
+    ]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        found = []
+        for trial, figures in zip(trials, pool.map(measure, trials), strict=True):
+            found.append({**asdict(trial), "figures": figures})
+            if len(found) % 10 == 0:
+                click.echo(f"  {len(found)} of {len(trials)} runs", err=True)
+    return found
+
+
+def section(load_of: str, result: dict[str, Any]) -> str:
+    """The table of one load."""
+    talk = load_of == "talk"
+    more = " prompt tokens found in the cache |" if talk else ""
+    lines = [
+        environment_line(result),
+        "",
+        f"| counts | policy | served in time | p50 TTFT ms | p99 TTFT ms |{more}",
+        f"|---|---|---:|---:|---:|{'---:|' if talk else ''}",
+    ]
+    for policy, counters in ROWS[load_of]:
+        rows: list[Figures] = [
+            row["figures"]
+            for row in result["rows"]
+            if (row["load_of"], row["policy"], row["counters"]) == (load_of, policy, counters)
+        ]
+        cells = [_cell(rows, "good", 100, 1, " %"), _cell(rows, "ttft_p50_ms"), _cell(rows, "ttft_p99_ms")]
+        if talk:
+            cells.append(_cell(rows, "cached", 100, 1, " %"))
+        lines.append(f"| {COUNTERS[counters]} | {policy} | {' | '.join(cells)} |")
+    rate = LOAD * capacity(load_of)
+    lines += ["", f"{rate:.0f} requests per second, {LOAD} of the fluid bound with nothing cached."]
+    return "\n".join(lines)
+
+
+def _cell(rows: list[Figures], name: str, factor: float = 1, digits: int = 0, unit: str = "") -> str:
+    found = Estimate.of(factor * row[name] for row in rows)
+    assert found is not None
+    return f"{found.mean:,.{digits}f}{unit} ({found.low:,.{digits}f}–{found.high:,.{digits}f})"
+
+
+def environment_line(result: dict[str, Any]) -> str:
+    """Where the figures come from."""
+    where = result["environment"]
+    return (
+        f"Simulated {where['at']} at commit `{where['commit']}` on {where['machine']}, {where['cpus']} cores, by "
+        f"`{result['command']}` in {result['wall_s']:.0f} s, {result['seeds']} seeds; mean (bounds at 95 %, bootstrap "
+        "over the seeds)."
+    )
+
+
+@click.command(help=__doc__)
+@click.option("--quick", is_flag=True, help="One seed, short runs: a look, no result.")
+@click.option("--seeds", type=click.IntRange(1, 50), default=SEEDS, show_default=True)
+@click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where results go.")
+@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
+def main(quick: bool, seeds: int, processes: int, json_path: Path | None, dry: bool) -> None:
+    load_before, began = environment.load_average(), time.monotonic()
+    seeds = 1 if quick else seeds
+    words = ["python", "-m", "benchmarks.balance", *(["--seeds", f"{seeds}"] if seeds != SEEDS else [])]
+    rows = benchmark(range(1, seeds + 1), 40.0 if quick else DURATION_S, processes)
+    result = {
+        "environment": environment.describe(load_before),
+        "command": shlex.join(words),
+        "seeds": seeds,
+        "wall_s": round(time.monotonic() - began, 1),
+        "quick": quick,
+        "rows": rows,
+    }
+    sections = {f"balance-{load_of}": section(load_of, result) for load_of in LOADS}
+    click.echo("\n\n".join(sections.values()))
+    if dry or quick:
+        return
+    path = json_path or ROOT / "benchmarks" / "results" / f"balance-{datetime.now(UTC):%Y-%m-%d}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    text = PAGE.read_text()
+    for name, body in sections.items():
+        text = tables.replace_section(text, name, body)
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
