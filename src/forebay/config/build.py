@@ -16,6 +16,7 @@ from forebay.core.admission.estimate import EstimateConfig
 from forebay.core.admission.fair_share import FairShareConfig
 from forebay.core.admission.forecast import ForecastConfig
 from forebay.core.admission.retry_after import RetryConfig
+from forebay.core.admission.retry_budget import RetryBudgetConfig
 from forebay.core.admission.shadow import ShadowConfig
 from forebay.core.admission.waiting_room import WaitingRoomConfig
 from forebay.core.batching import BatchingConfig
@@ -246,6 +247,7 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
             wait_budget_ns=int(wait_budget_ms(config) * MILLISECOND),
             budget_ceiling_ns=int(config.slo.ttft_ms * MILLISECOND),
         ),
+        retry_budget=RetryBudgetConfig() if config.admission.retry_budget else None,
         waiting_room=WaitingRoomConfig(config.admission.waiting_room, int(config.admission.waiting_room_s * SECOND)),
         retry=RetryConfig(probe_interval_ns=int(engine.probe.interval_s * SECOND)),
         batching=_batching(engine.batching or config.batching),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from forebay.config.admission import Admission
 from forebay.config.concurrency import Concurrency
 from forebay.config.fields import DAY_S, Amount, Count, Milliseconds, Name, Seconds, Section, Text
 from forebay.config.ledger import Ledger
@@ -17,7 +18,6 @@ from forebay.config.ports import Admin, Responses, Server, Tls
 from forebay.config.secret import Secret
 from forebay.config.tuner import Tuner
 from forebay.core.model import Mode
-from forebay.core.quota.terms import OverBudget
 
 
 class Slo(Section, frozen=True):
@@ -35,71 +35,6 @@ class Slo(Section, frozen=True):
             examples=[200],
         ),
     ] = None
-
-
-class AdmissionShadow(Section, frozen=True):
-    """Settings of [admission] that are tried beside the ones in force, and not followed; what they would have decided
-    is counted and shown."""
-
-    wait_budget_ms: Annotated[
-        Milliseconds | None, Meta(description="Another wait budget, in ms. Unset: none is tried.", examples=[100])
-    ] = None
-    fair_share: Annotated[bool, Meta(description="Keep fair shares, and refuse nobody for them.")] = False
-
-
-class Admission(Section, frozen=True):
-    """Whether a request that cannot start at once is held, refused, or may wait a little."""
-
-    mode: Annotated[
-        Mode,
-        Meta(
-            description="backpressure holds it; admission refuses it; hybrid lets it wait within the wait budget. "
-            "A key's own mode goes before its class's, that before its route's, and that before this."
-        ),
-    ] = Mode.HYBRID
-    wait_budget_ms: Annotated[
-        Milliseconds | None,
-        Meta(
-            description="Largest predicted wait at which a request is still admitted, in ms. Unset: 10 % of "
-            "slo.ttft_ms, at most 50. It is raised while it is shorter than the time of a few engine slots.",
-            examples=[50],
-        ),
-    ] = None
-    fair_share: Annotated[
-        bool,
-        Meta(
-            description="Refuse a key that is ahead of its fair share of the completed work while others want theirs "
-            "(429 key_share). A key that is alone is never refused for it; nor is anything in backpressure mode."
-        ),
-    ] = True
-    waiting_room: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Requests that may wait, in any mode, while no engine is up and one is warming: for cold "
-            "starts and scale to zero. Others are told when to come. 0: nobody waits.",
-            examples=[1000],
-        ),
-    ] = 0
-    waiting_room_s: Annotated[
-        Seconds,
-        Meta(description="Longest that a request waits there, and the longest warm-up that is waited for, in s."),
-    ] = 60
-    over_budget: Annotated[
-        OverBudget,
-        Meta(
-            description="What becomes of a stream that generates more than its key can pay. debt: it goes on, and the "
-            "key pays before its next request; stop: it ends with an error event; slow: it goes on as the key refills."
-        ),
-    ] = OverBudget.DEBT
-    preset: Annotated[
-        Literal["internal", "public-api", "b2b", "offline", "realtime"] | None,
-        Meta(
-            description="Defaults for a kind of use, beneath everything that is set explicitly.",
-            examples=["realtime"],
-        ),
-    ] = None
-    shadow: AdmissionShadow = AdmissionShadow()
 
 
 class Queue(Section, frozen=True):

@@ -23,6 +23,7 @@ class ShedReason(StrEnum):
     KEY_CONCURRENCY = "key_concurrency"
     KEY_CREDITS = "key_credits"
     KEY_SHARE = "key_share"
+    RETRY_BUDGET = "retry_budget"
     NEVER_FITS = "never_fits"
     QUEUE_FULL = "queue_full"
     QUEUE_WAIT = "queue_wait"

@@ -297,6 +297,8 @@ class Pipeline:
             return Refusal(ShedReason.DRAINING, SECOND)
         if path.limited and (refusal := path.check(demand, pool.forecast.service_ns, now)) is not None:
             return refusal
+        if request.retries and not verdicts.may_retry(pool, request, now):
+            return Refusal(ShedReason.RETRY_BUDGET, None)
         queue = pool.queue
         waiting, forming = len(queue), queue.tokens + demand.tokens
         engine: Engine | None = None

@@ -13,6 +13,7 @@ from forebay.core.admission.depth import DepthConfig, DepthGate
 from forebay.core.admission.fair_share import FairShare, FairShareConfig
 from forebay.core.admission.forecast import ForecastConfig, WaitForecast
 from forebay.core.admission.retry_after import RetryConfig, RetryLadder
+from forebay.core.admission.retry_budget import RetryBudgetConfig
 from forebay.core.admission.returns import Returns
 from forebay.core.admission.shadow import ShadowConfig, Shadows
 from forebay.core.admission.waiting_room import WaitingRoomConfig
@@ -55,6 +56,7 @@ class PoolConfig:
     tuning: TuningConfig = field(default_factory=TuningConfig)
     forecast: ForecastConfig = field(default_factory=ForecastConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
+    retry_budget: RetryBudgetConfig | None = None  # None: every retry is looked at
     waiting_room: WaitingRoomConfig = field(default_factory=WaitingRoomConfig)
     batching: BatchingConfig = field(default_factory=PassThroughConfig)
     limit: LimitConfig = field(default_factory=FixedConfig)
@@ -84,7 +86,7 @@ class Pool:
         self.tuning = Tuners(config.tuning, config.depth.depth_limit, chance)
         self.depth.depth_limit = self.tuning.acting.depth
         self.ladder = RetryLadder(config.retry, chance)
-        self.returns = Returns()
+        self.returns = Returns(config.retry_budget)
         self.capacity = Capacity()
         self.warmup = WarmupClock()
         self.batcher = build_batcher(config.batching)
@@ -129,6 +131,7 @@ class Pool:
             self.depth = DepthGate(config.depth)
             self.depth.depth_limit = self.tuning.acting.depth
         self.forecast.config = config.forecast
+        self.returns.reconfigure(config.retry_budget)
         if config.fair != old.fair:
             tried = self.shadows is not None and config.fair == self.shadows.config.fair
             self._fair = self.shadows.shares if self.shadows is not None and tried else {}

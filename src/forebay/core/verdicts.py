@@ -1,6 +1,6 @@
 """Verdicts that need several rooms of a pool: is the wait worth it, who makes way, and when to come back.
 
-Each asks and changes nothing, save the ladder, which gives every caller another place.
+Each asks and changes nothing, save what is kept of returns: every caller is told another time, a retry uses it up.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ def away(pool: Pool, serving_from: Instant | None, now: Instant) -> Refusal:
     if pool.warming:
         return Refusal(ShedReason.WARMING, pool.warmup.eta_ns(now))
     return Refusal(ShedReason.NO_ENGINE, max(SECOND, pool.config.retry.probe_interval_ns))
+
+
+def may_retry(pool: Pool, request: Request, now: Instant) -> bool:
+    """Has its key a promise or a budget for this retry, or is there no need for one?"""
+    budgets = pool.returns.budgets
+    return budgets is None or not pool.returns.strained or budgets.allows(request.key, now)
 
 
 def waits_for_warmup(pool: Pool, request: Request, now: Instant) -> bool:
@@ -115,7 +121,13 @@ def timed(pool: Pool, refusal: Refusal, request: Request, now: Instant) -> Refus
         retry = pool.ladder.exact_ns(retry)
     else:
         retry = pool.ladder.spread_ns(retry)
-    return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit, retry <= request.obeys_ns, refusal.level)
+    obeyed = retry <= request.obeys_ns
+    if (budgets := pool.returns.budgets) is not None and request.retries is not None:
+        if not request.retries:
+            budgets.refused(request.key, now)
+        if obeyed:
+            budgets.promised(request.key, now + retry, now)
+    return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit, obeyed, refusal.level)
 
 
 def come_back_ns(pool: Pool, request: Request, now: Instant, least_ns: int = 0) -> int:

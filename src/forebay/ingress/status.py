@@ -54,6 +54,9 @@ TABLE: dict[str, Answer] = {
     "key_concurrency": Answer(429, "rate_limit_error", "concurrency_limit_exceeded", "wait for an open request to end"),
     "key_credits": Answer(429, "insufficient_quota", "insufficient_quota", "buy credits"),
     "key_share": Answer(429, "rate_limit_error", "fair_share_exceeded", _COME_BACK),
+    "retry_budget": Answer(
+        429, "rate_limit_error", "retry_budget_exceeded", "retry at the times given in retry-after, and only then"
+    ),
     "ledger_away": Answer(503, _UNAVAILABLE, "ledger_unavailable", _COME_BACK, True),
     "never_fits": Answer(413, "invalid_request_error", "request_too_large", "send a smaller request"),
     "malformed": Answer(400, "invalid_request_error", "invalid_request", "correct the request"),
@@ -75,6 +78,7 @@ _WHAT = {
     "key_concurrency": "Too many requests are open",
     "key_credits": "This key has not enough credits left",
     "key_share": "This key has had its fair share for now, and others wait for theirs",
+    "retry_budget": "The engines are overloaded, and this key has retried more often than it was told to",
     "never_fits": "This request is larger than can ever be served",
     "queue_full": "The queue is full",
     "queue_wait": "The predicted queue wait is longer than the wait budget",

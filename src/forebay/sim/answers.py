@@ -19,6 +19,7 @@ STATUS: dict[str, int] = {
     ShedReason.KEY_CONCURRENCY: 429,
     ShedReason.KEY_CREDITS: 429,
     ShedReason.KEY_SHARE: 429,
+    ShedReason.RETRY_BUDGET: 429,
     ShedReason.NEVER_FITS: 413,
     ShedReason.QUEUE_FULL: SHARED_STATUS,
     ShedReason.QUEUE_WAIT: SHARED_STATUS,

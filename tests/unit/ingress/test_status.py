@@ -28,6 +28,7 @@ CONTRACT = {
     "key_concurrency": (429, "rate_limit_error", "concurrency_limit_exceeded"),
     "key_credits": (429, "insufficient_quota", "insufficient_quota"),
     "key_share": (429, "rate_limit_error", "fair_share_exceeded"),
+    "retry_budget": (429, "rate_limit_error", "retry_budget_exceeded"),
     "never_fits": (413, "invalid_request_error", "request_too_large"),
     "malformed": (400, "invalid_request_error", "invalid_request"),
     "queue_full": (503, "overloaded_error", "queue_full"),

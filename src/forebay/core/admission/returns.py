@@ -8,6 +8,7 @@ told to come back stay away, as many more can be promised.
 
 from __future__ import annotations
 
+from forebay.core.admission.retry_budget import RetryBudgetConfig, RetryBudgets
 from forebay.core.instant import SECOND, Instant
 
 STEP_NS = 5 * SECOND
@@ -25,7 +26,11 @@ TOLD_MIN = 20.0  # fewer say nothing of who comes back
 class Returns:
     """Counts what comes to one pool, in steps of time."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: RetryBudgetConfig | None = None) -> None:
+        self.budgets: RetryBudgets | None = None
+        """What each key may retry unasked while the pool is overloaded; None: as much as it likes."""
+        self._budget: RetryBudgetConfig | None = None
+        self.reconfigure(budget)
         self.usual_rate = 0.0
         """New requests per second, spikes left out; 0.0 in the first step."""
         self._steps = 0  # that it is the mean of
@@ -35,6 +40,11 @@ class Returns:
         self._fresh = self._refused = self._returned = 0  # in this step
         self._due: dict[int, int] = {}  # promises to those whose return can be seen, by step
         self._told = self._came = 0.0
+
+    def reconfigure(self, budget: RetryBudgetConfig | None) -> None:
+        """Keep budgets by other settings; every key begins anew when these differ."""
+        if budget != self._budget:
+            self._budget, self.budgets = budget, None if budget is None else RetryBudgets(budget)
 
     def admitted(self, retries: int | None, now: Instant) -> None:
         """A request may enter; `retries` is how often it was sent before, None when its library does not say."""
@@ -64,6 +74,11 @@ class Returns:
     def overloaded(self) -> bool:
         """Is much refused of what comes for the first time?"""
         return self._refused > max(OVERLOADED * self._fresh, REFUSED_MIN)
+
+    @property
+    def strained(self) -> bool:
+        """Is it overloaded now, or was it in the step before?"""
+        return self._overloaded > 0 or self.overloaded
 
     @property
     def shows(self) -> float:
