@@ -20,6 +20,6 @@ ENGINE = ("--model-name", "m", "--time-scale", "2", "--seed", "1")
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.peers)])
 def test_kill_9_costs_the_last_moment_at_most(tmp_path: Path, kind: str) -> None:
     with new_store(kind, tmp_path) as url, simulated(tmp_path, *ENGINE) as engine:
-        report = crash(tmp_path, url, engine.url, rounds=8, window_s=WINDOW_S, seed=1, answers=(50, 400))
-    assert report.rounds == 8
+        report = crash(tmp_path, url, engine.url, rounds=6, window_s=WINDOW_S, seed=1, answers=(50, 300))
+    assert report.rounds == 6
     assert report.used_tokens > 2_000
