@@ -39,9 +39,14 @@ def check(file: str, as_json: bool) -> None:
         return
     click.echo("OK")
     for name, value in figures.items():
-        if name == "engines":
+        if name in ("engines", "classes"):
             continue
         click.echo(f"  {name} = {value}")
+    for group in figures["classes"]:
+        click.echo(
+            f"  class {group['name']}: priority {group['priority']}, first token in {group['ttft_ms']:g} ms, "
+            f"waits up to {group['wait_budget_ms']:g} ms, keeps {100 * group['floor_share']:g} % of the turns"
+        )
     for engine in figures["engines"]:
         models = ", ".join(engine["models"])
         at = "at most" if engine["concurrency"] == "fixed" else f"at first ({engine['concurrency']})"

@@ -263,7 +263,7 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
         fair=FairShareConfig() if config.admission.fair_share else None,
         ttft_ns=int(config.slo.ttft_ms * MILLISECOND),
         order=OrderConfig(adaptive=queue.order == "adaptive"),
-        floors=_floors(config),
+        floors=floor_shares(config),
     )
 
 
@@ -282,7 +282,7 @@ def _tuner(config: Config, kind: Literal["derived", "stepwise", "fixed"]) -> Tun
     )
 
 
-def _floors(config: Config) -> tuple[tuple[int, float], ...]:
+def floor_shares(config: Config) -> tuple[tuple[int, float], ...]:
     """(priority, part of the turns it keeps) of all but the highest priority, and the lowest unless it is set."""
     classes = {"default": schema.PriorityClass(), **config.classes}
     priorities = sorted({group.priority for group in classes.values()})

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.config import Config, loads
 from forebay.config.build import KeyEntry, anonymous_entry, guarded, key_table, pipeline_config
-from forebay.config.summary import plain
+from forebay.config.summary import derived, plain
 from forebay.core.admission.fair_share import FairShareConfig
 from forebay.core.admission.shadow import ShadowConfig
 from forebay.core.batching.dynamic import DynamicConfig
@@ -157,3 +157,53 @@ def test_what_is_tried_in_shadow() -> None:
     assert pool.shadow == ShadowConfig(80 * MILLISECOND, FairShareConfig())
     assert pool.fair is None
     assert guarded(config, config.engines[0])
+
+
+CLASSES = """
+[slo]
+ttft_ms = 1000
+tpot_ms = 50
+[classes.realtime]
+priority = 10
+ttft_ms = 300
+tpot_ms = 30
+[classes.batch]
+priority = -5
+ttft_ms = 20000
+[classes.crawl]
+priority = -9
+[[engines]]
+name = "e"
+urls = ["http://x"]
+[[keys.static]]
+id = "k"
+secret = "sk-k"
+class = "realtime"
+"""
+
+
+def test_the_objectives_of_classes_become_their_budgets_and_the_shortest_pace() -> None:
+    config = loads(CLASSES, environment={}).config
+    entry = key_table(config)[sha256(b"sk-k").digest()]
+    assert (entry.ttft_ns, entry.wait_budget_ns) == (300 * MILLISECOND, 30 * MILLISECOND)
+    (pool,) = pipeline_config(config).pools
+    assert isinstance(pool.limit, GuardedConfig), "nothing else is set"
+    assert pool.limit.tpot_ns == 30 * MILLISECOND
+    assert pool.limit.ttft_ns == 300 * MILLISECOND
+    assert pool.limit.latency_ns == SECOND
+
+
+def test_all_but_the_highest_and_the_lowest_priority_keep_a_floor() -> None:
+    (pool,) = pipeline_config(loads(CLASSES, environment={}).config).pools
+    assert pool.floors == ((-5, 0.02), (0, 0.02)), "realtime goes first, crawl is what is shed"
+    told = CLASSES.replace("priority = -9", "priority = -9\nfloor_share = 0.05")
+    (pool,) = pipeline_config(loads(told, environment={}).config).pools
+    assert pool.floors == ((-9, 0.05), (-5, 0.02), (0, 0.02))
+
+
+def test_what_derives_for_classes_is_shown() -> None:
+    shown = derived(loads(CLASSES, environment={}).config)
+    assert shown["tpot_ms"] == 30
+    realtime, batch, _ = shown["classes"]
+    assert (realtime["wait_budget_ms"], batch["wait_budget_ms"]) == (30, 50)
+    assert (realtime["floor_share"], batch["floor_share"]) == (0.0, 0.02)
