@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -56,8 +56,7 @@ class KeyFeed:
         """Read every key that is not revoked. Blocks; call it before `start`. Raises StoreError."""
         with self._database.read() as connection:
             self._number = _number(connection)
-            rows = _rows(connection, tables.keys.c.revoked_ms.is_(None))
-        self._keyring.take(rows)
+            self._keyring.take(_rows(connection, tables.keys.c.revoked_ms.is_(None)))
         self._keyring.expire(int(self._wall() * 1000))
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -79,7 +78,8 @@ class KeyFeed:
         with self._lock:
             with self._database.read() as connection:
                 number = _number(connection)
-                rows = _rows(connection, tables.keys.c.change > self._number) if number != self._number else []
+                since = tables.keys.c.change > self._number
+                rows = list(_rows(connection, since)) if number != self._number else []
             self._number = number
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._take, rows[:AT_ONCE])
@@ -117,7 +117,8 @@ def _number(connection: Connection) -> int:
     return int(connection.execute(select(tables.changes.c.number)).scalar_one())
 
 
-def _rows(connection: Connection, which: Any) -> Rows:
-    """Rows as plain tuples: there may be a hundred thousand."""
+def _rows(connection: Connection, which: Any) -> Iterator[tuple[Any, ...]]:
+    """Rows as plain tuples, a part of them in memory at a time: there may be a hundred thousand."""
     wanted = select(*(tables.keys.c[name] for name in COLUMNS)).where(which)
-    return [tuple(row) for row in connection.execute(wanted)]
+    result = connection.execution_options(yield_per=AT_ONCE).execute(wanted)
+    return (tuple(row) for row in result)

@@ -56,6 +56,7 @@ class Keyring:
         self._keys: dict[str, StoredKey] = {}
         self._terms: dict[StoredTerms, StoredTerms] = {}  # each of those that are in use, once
         self._agreed: dict[StoredTerms, KeyTerms] = {}
+        self._entries: dict[StoredTerms, KeyEntry] = {}  # of some key with these terms
         self._expiring: list[tuple[int, str]] = []  # a heap
         self._static: frozenset[str] = frozenset()
         self.reconfigure(config)
@@ -67,6 +68,7 @@ class Keyring:
         """Take other classes, teams and static keys."""
         self._config = config
         self._agreed.clear()
+        self._entries.clear()
         self._static = frozenset(key.id for key in config.keys.static)
 
     def take(self, rows: Iterable[tuple[Any, ...]]) -> list[StoredKey]:
@@ -143,17 +145,20 @@ class Keyring:
 
     def _entry(self, key: StoredKey) -> KeyEntry:
         terms = key.terms
-        return entry_of(
-            self._config,
-            key.id,
-            terms.class_,
-            mode=None if terms.mode is None else Mode(terms.mode),
-            models=_names(terms.models),
-            routes=_names(terms.routes),
-            cap_output_tokens=terms.cap_output_tokens,
-            stored=True,
-            prepaid=bool(terms.prepaid),
-        )
+        alike = self._entries.get(terms)
+        if alike is None:
+            alike = self._entries[terms] = entry_of(
+                self._config,
+                key.id,
+                terms.class_,
+                mode=None if terms.mode is None else Mode(terms.mode),
+                models=_names(terms.models),
+                routes=_names(terms.routes),
+                cap_output_tokens=terms.cap_output_tokens,
+                stored=True,
+                prepaid=bool(terms.prepaid),
+            )
+        return msgspec.structs.replace(alike, id=key.id)
 
 
 def _names(spelt: str | None) -> frozenset[str] | None:
