@@ -320,6 +320,30 @@ def test_k06_priority_by_header_goes_no_higher_than_the_class(
     assert [call.marker for call in fresh_backend.calls][1:] == marks
 
 
+def test_k06_naming_many_flows_gets_nobody_more_than_one_share(
+    gateway: GatewayProcess, fresh_backend: FakeBackend
+) -> None:
+    """One key waits with three requests, each said to be of another flow; a request of another key goes between."""
+    mine, other = [marker() for _ in range(3)], marker()
+    gate = scripts.Gate(scripts.ordinary)
+    fresh_backend.plan.append(gate)
+    with RawClient(gateway.port) as running:
+        running.request(chat(), key="sk-a")
+        eventually(lambda: gateway.gauges() == (1, 0))
+        waiting = []
+        for place, mark in enumerate([*mine, other]):
+            waiting.append(client := RawClient(gateway.port))
+            flow = [("x-llm-d-inference-fairness-id", mark)] if mark != other else []
+            client.request(chat(mark), key="sk-a" if mark != other else "sk-c9", headers=flow)
+            eventually(lambda place=place: gateway.gauges() == (1, place + 1))  # type: ignore[misc]
+        gate.open(fresh_backend)
+        for client in waiting:
+            assert client.read_answer().status == 200
+            client.close()
+    order = [call.marker for call in fresh_backend.calls][1:]
+    assert order.index(other) < order.index(mine[2])
+
+
 # ---- K-07
 
 GATED = sorted({path.decode() for path, route in EXACT.items() if route.gated})

@@ -61,6 +61,7 @@ class KeyEntry(msgspec.Struct, frozen=True):
     routes: frozenset[str] | None  # names of routes, or paths of [[routes]]; None: any
     weight: float = 1.0  # in the fair share
     hold_back: float = 0.0  # share of the places that it leaves to the classes above
+    names_flows: bool = False  # may it split its share among flows that its requests name?
     wait_budget_ns: int = 0  # of its class; 0: the gateway's
     ttft_ns: int = 0  # objective of its class; 0: the gateway's
     max_output_tokens: int | None = None  # what it may ask an engine to generate; None: anything
@@ -71,6 +72,7 @@ class KeyEntry(msgspec.Struct, frozen=True):
 class _ClassTerms(TypedDict):
     weight: float
     hold_back: float
+    names_flows: bool
     wait_budget_ns: int
     ttft_ns: int
 
@@ -176,6 +178,7 @@ def _class_terms(config: Config, group: schema.PriorityClass) -> _ClassTerms:
     return {
         "weight": group.weight,
         "hold_back": group.hold_back,
+        "names_flows": group.names_flows,
         "wait_budget_ns": int(budget_ms * MILLISECOND),
         "ttft_ns": int((group.ttft_ms or 0) * MILLISECOND),
     }

@@ -168,6 +168,13 @@ class PriorityClass(Section, frozen=True):
         Annotated[float, Meta(ge=0, le=0.9)],
         Meta(description="Share of the engines' places that it leaves free for the classes above it.", examples=[0.1]),
     ] = 0.0
+    names_flows: Annotated[
+        bool,
+        Meta(
+            description="Let its keys name the flow that a request belongs to (x-llm-d-inference-fairness-id), as one "
+            "key of a platform with many users does. Each flow has a fair share of its own: for trusted keys only."
+        ),
+    ] = False
     limits: Annotated[Limits, Meta(description="Of all its keys together, beside their own.")] = Limits()
     floor_share: Annotated[
         Annotated[float, Meta(ge=0, le=0.5)] | None,

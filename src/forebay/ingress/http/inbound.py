@@ -433,7 +433,7 @@ class Inbound:
             key.mode or route.mode,
             None if deadline is None else self.site.clock() + deadline * MILLISECOND,
             None if patience is None else self.site.clock() + patience * MILLISECOND,
-            key.id + "/" + self._flow if self._flow else "",
+            key.id + "/" + self._flow if self._flow and key.names_flows else "",
             key.weight,
             key.hold_back,
             key.wait_budget_ns,
