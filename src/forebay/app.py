@@ -257,6 +257,7 @@ class App:
             classes=config.classes,
             reasons=TABLE,
             version=version("forebay"),
+            models=sorted({model for engine in config.engines for model in engine.models if model != "*"}),
         )
 
     def _open_access_log(self) -> AccessLog | None:

@@ -90,6 +90,7 @@ def pipeline_config(config: Config) -> PipelineConfig:
         estimate=EstimateConfig(
             output_tokens_default=config.estimate.output_tokens_default,
             message_overhead_tokens=config.estimate.message_overhead_tokens,
+            cached_weight=config.estimate.cached_weight,
         ),
     )
 

@@ -386,6 +386,15 @@ class Estimate(Section, frozen=True):
         ),
     ] = None
     message_overhead_tokens: Annotated[Amount, Meta(description="Tokens of a chat template around the text.")] = 8
+    cached_weight: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="What a prompt token that the engine had in its prefix cache counts of a key's tokens: 1 all, "
+            "0 nothing. It is charged in full until the engine's answer says so.",
+        ),
+    ] = 1.0
 
 
 class Gpu(Section, frozen=True):

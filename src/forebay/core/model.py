@@ -52,6 +52,7 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int  # expected, for waits, balance and fairness
     output_reserved: int  # charged to the key until the real usage is known
     output_guessed: bool = False  # the caller set no cap: a guess is no reason to say that it never fits
+    cached_tokens: int = 0  # of the input, what the engine is expected to have in its prefix cache
 
     @property
     def tokens(self) -> int:
@@ -60,8 +61,8 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def work(self) -> int:
-        """Expected work: an output token costs an engine about what two prompt tokens do."""
-        return self.input_tokens + 2 * self.output_tokens
+        """Expected work: an output token costs an engine about what two prompt tokens do, a cached one nothing."""
+        return self.input_tokens - self.cached_tokens + 2 * self.output_tokens
 
     @property
     def reserved(self) -> int:
@@ -75,16 +76,24 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     input_tokens: int
     output_tokens: int
     exact: bool = True  # False: counted by us, because the engine never said
+    cached_tokens: int = 0  # of the input, what the engine had in its prefix cache
+    forgiven_tokens: int = 0  # of those, what the key is not charged
 
     @property
     def tokens(self) -> int:
-        """Tokens in and out: what a key is charged."""
+        """Tokens in and out."""
         return self.input_tokens + self.output_tokens
+
+    @property
+    def charged_input(self) -> int:
+        """Input tokens that a key is charged. Usage is an engine's word: a negative one would mint tokens."""
+        tokens = self.input_tokens - self.forgiven_tokens
+        return tokens if tokens > 0 else 0
 
     @property
     def work(self) -> int:
         """Work that was done, as in `Demand.work`; an engine's absurd word of it counts as none."""
-        return max(0, self.input_tokens) + 2 * max(0, self.output_tokens)
+        return max(0, self.input_tokens - self.cached_tokens) + 2 * max(0, self.output_tokens)
 
 
 NOTHING_USED = Usage(0, 0)

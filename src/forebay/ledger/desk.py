@@ -225,7 +225,7 @@ class Desk:
             return
         tokens_in = tokens_out = 0
         if usage is not None:  # an engine's word of less than nothing would mint tokens
-            tokens_in, tokens_out = max(0, usage.input_tokens), max(0, usage.output_tokens)
+            tokens_in, tokens_out = usage.charged_input, max(0, usage.output_tokens)
         kind = SETTLED if credit is None else PREPAID
         self._scribe.note((kind, ticket.request.key, ticket.sequence, tokens_in, tokens_out))
 

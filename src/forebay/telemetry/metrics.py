@@ -69,9 +69,16 @@ class Metrics(Collector):
     """Counts what the pipeline and the HTTP layer tell it, and is read by a Prometheus registry."""
 
     def __init__(
-        self, sources: Sources, *, routes: Iterable[str], classes: Iterable[str], reasons: Iterable[str], version: str
+        self,
+        sources: Sources,
+        *,
+        routes: Iterable[str],
+        classes: Iterable[str],
+        reasons: Iterable[str],
+        version: str,
+        models: Iterable[str] = (),
     ) -> None:
-        """`routes`, `classes` and `reasons` (of the HTTP layer) are the closed sets that labels are taken from."""
+        """`routes`, `classes`, `models` and `reasons` (of the HTTP layer) are the closed sets of the labels."""
         self._sources = sources
         self._routes = frozenset(routes)
         self._classes = frozenset(classes) | {"default"}
@@ -87,7 +94,7 @@ class Metrics(Collector):
             outcome: Histogram(TIME_BOUNDS_NS, SECOND) for outcome in Outcome if outcome is not Outcome.SHED
         }
         self._batch_size = Histogram(BATCH_BOUNDS)
-        self._estimate_ratio = Histogram(RATIO_BOUNDS)
+        self._estimate_ratios = {model: Histogram(RATIO_BOUNDS) for model in (*models, OTHER)}
         self._estimated = 0
         self._reserved = 0
         self._used = 0
@@ -131,7 +138,8 @@ class Metrics(Collector):
             if outcome is not _COMPLETED:
                 self._wasted += used
             elif usage.exact and estimated:
-                self._estimate_ratio.observe(used / estimated)
+                ratios = self._estimate_ratios
+                (ratios.get(request.model) or ratios[OTHER]).observe(used / estimated)
         lease = ticket.lease
         if lease is not None and (batch := lease.batch) is not None and not batch.open:
             self._batch_size.observe(batch.size)  # told once, by the last of the batch
@@ -244,11 +252,14 @@ class Metrics(Collector):
             tokens.add_metric([kind], count)
         yield tokens
         yield _counter("forebay_wasted_tokens", "Tokens spent on requests that did not complete.", self._wasted)
-        yield _histogram(
+        ratios = HistogramMetricFamily(
             "forebay_estimate_error_ratio",
             "Tokens used ÷ tokens estimated, of completed requests whose engine told its usage.",
-            self._estimate_ratio,
+            labels=["model"],
         )
+        for model, histogram in self._estimate_ratios.items():
+            histogram.add_to(ratios, [model])
+        yield ratios
 
     def _gauges(self) -> Iterator[Metric]:
         snapshot = self._sources.snapshot()

@@ -6,6 +6,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forebay.core.admission import estimate as module
 from forebay.core.admission.estimate import DemandEstimator, EstimateConfig
@@ -152,3 +154,84 @@ def test_tables_are_bounded(estimator: DemandEstimator, monkeypatch: pytest.Monk
         estimator.learn(request(key=f"k{number}"), Usage(1_000, 10))
     assert len(estimator._learners) <= 20
     assert estimator.estimate(request(key="k99")).input_tokens > 0
+
+
+def test_what_an_engine_has_cached_is_learned_and_is_no_work(estimator: DemandEstimator) -> None:
+    for _ in range(100):
+        estimator.learn(request(key="agent"), Usage(1_000, 50, cached_tokens=800))
+    demand = estimator.estimate(request(key="agent"))
+    assert demand.cached_tokens == pytest.approx(0.8 * demand.input_tokens, rel=0.05)
+    assert demand.work == demand.input_tokens - demand.cached_tokens + 2 * demand.output_tokens
+    assert estimator.estimate(request(key="other")).cached_tokens == 0, "one key's habit is not another's"
+    assert demand.reserved >= demand.input_tokens, "its limits hold all of it until the engine has spoken"
+    for _ in range(200):
+        estimator.learn(request(key="agent"), Usage(1_000, 50))
+    assert estimator.estimate(request(key="agent")).cached_tokens < 30
+
+
+@pytest.mark.parametrize(("weight", "charged"), [(1.0, 1_000), (0.0, 200), (0.25, 400)])
+def test_cached_tokens_are_charged_by_their_weight(weight: float, charged: int) -> None:
+    estimator = DemandEstimator(EstimateConfig(cached_weight=weight))
+    usage = estimator.weighed(Usage(1_000, 50, cached_tokens=800))
+    assert usage.charged_input == charged
+    assert (usage.input_tokens, usage.tokens, usage.work) == (1_000, 1_050, 300)
+
+
+def test_a_negative_word_of_an_engine_charges_nothing() -> None:
+    assert Usage(-5, 1).charged_input == 0
+
+
+def test_the_price_of_images_is_learned_and_leaves_that_of_text_alone(estimator: DemandEstimator) -> None:
+    for _ in range(50):
+        estimator.learn(request(4_200), Usage(1_008, 10))
+    for _ in range(150):
+        estimator.learn(request(4_200, media_tokens=1_024), Usage(1_108, 10))
+    assert estimator.estimate(request(4_200, media_tokens=2_048)).input_tokens == pytest.approx(1_208, rel=0.06)
+    assert estimator.estimate(request(4_200)).input_tokens == pytest.approx(1_008, rel=0.02)
+    assert estimator.estimate(request(0, media_tokens=1_024, key="new")).input_tokens < 250, "a new key starts there too"
+
+
+def test_kinds_of_text_are_learned_apart(estimator: DemandEstimator) -> None:
+    """A tokenizer that makes a token of every digit is dear on figures, and not on prose."""
+    prose, figures = {"tokens_per_byte": 0.2}, {"tokens_per_byte": 0.4}
+    for _ in range(60):
+        estimator.learn(request(5_000, **prose), Usage(1_000, 10))
+        estimator.learn(request(5_000, **figures), Usage(4_000, 10))
+    assert estimator.estimate(request(5_000, **prose)).input_tokens == pytest.approx(1_008, rel=0.03)
+    assert estimator.estimate(request(5_000, **figures)).input_tokens == pytest.approx(4_008, rel=0.03)
+
+
+TEXTS = st.builds(
+    request,
+    st.integers(0, 1_000_000),
+    byte_class=st.sampled_from(ByteClass),
+    tokens_per_byte=st.floats(0, 1.7),
+    counted_tokens=st.integers(0, 10_000),
+    media_tokens=st.sampled_from([0, 1_024]),
+    max_output_tokens=st.none() | st.integers(0, 100_000),
+    choices=st.integers(1, 8),
+)
+WORDS = st.builds(Usage, st.integers(-10, 10**9), st.integers(-10, 10**9), cached_tokens=st.integers(0, 10**9))
+
+
+@given(st.lists(st.tuples(TEXTS, WORDS), max_size=30), TEXTS)
+def test_whatever_was_learned_an_estimate_stays_within_bounds(
+    history: list[tuple[Request, Usage]], asked: Request
+) -> None:
+    estimator = DemandEstimator(EstimateConfig())
+    for each, usage in history:
+        estimator.learn(each, usage)
+    demand = estimator.estimate(asked)
+    least = asked.text_bytes * module.LEAST_TOKENS_PER_BYTE[asked.byte_class]
+    most = asked.text_bytes * max(asked.tokens_per_byte, 1) * module.RATIO_MOST + module.OVERHEAD_MOST + 1
+    media = asked.media_tokens * module.MEDIA_MOST
+    assert int(least) + asked.counted_tokens <= demand.input_tokens <= most + media + asked.counted_tokens
+    assert 0 <= demand.output_tokens <= demand.output_reserved
+    assert 0 <= demand.cached_tokens <= demand.input_tokens
+    cap = asked.max_output_tokens
+    if cap is not None:
+        assert demand.output_reserved == cap * asked.choices
+        asked.max_output_tokens = cap + 1
+        more = estimator.estimate(asked)
+        assert more.output_tokens >= demand.output_tokens
+        assert more.output_reserved > demand.output_reserved

@@ -160,3 +160,24 @@ def test_fuzz_a_stream_never_raises_and_loses_only_usage_events(seed: int, strip
             assert shown == stream[:at]
         elif b'"usage"' not in stream:
             assert shown == stream[: len(shown)]
+
+
+@pytest.mark.parametrize(
+    ("details", "cached"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 7}}, 7),
+        ({"input_tokens_details": {"cached_tokens": 7}}, 7),
+        ({"prompt_tokens_details": {"cached_tokens": 700}}, 10),  # no more than the prompt
+        ({"prompt_tokens_details": {"cached_tokens": -7}}, 0),
+        ({"prompt_tokens_details": {"cached_tokens": "7"}}, 0),
+        ({"prompt_tokens_details": {"cached_tokens": True}}, 0),
+        ({"prompt_tokens_details": {}}, 0),
+        ({"prompt_tokens_details": None}, 0),
+        ({"prompt_tokens_details": [7]}, 0),
+    ],
+)
+def test_cached_tokens_are_read_and_never_cost_us_the_rest(details: dict[str, Any], cached: int) -> None:
+    body = json.dumps({"usage": {"prompt_tokens": 10, "completion_tokens": 3} | details}).encode()
+    for usage in (document_usage(body, 1)[0], last_usage(body, 1)):
+        assert usage is not None
+        assert (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.exact) == (10, 3, cached, True)

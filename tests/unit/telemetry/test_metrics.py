@@ -47,6 +47,7 @@ class World:
             classes=["gold"],
             reasons=["invalid_key", "malformed"],
             version="1.2.3",
+            models=["m"],
         )
         pool = PoolConfig("a", ("a/0",), mode=mode, limit=FixedConfig(limit=limit))
         if batching is not None:
@@ -91,10 +92,20 @@ def test_a_completed_request_is_counted_once_in_every_figure() -> None:
     assert world.read("tokens_total", kind="reserved") == 150
     assert world.read("tokens_total", kind="used") == 75
     assert world.read("tokens_total", kind="refunded") == 75
-    assert world.read("estimate_error_ratio_bucket", le="0.5") == 1
+    assert world.read("estimate_error_ratio_bucket", model="other", le="0.5") == 1
     assert world.read("wasted_tokens_total") == 0
     assert world.read("offered_total") == 1
     assert world.read("in_flight", engine="a/0") == 0
+
+
+def test_the_error_of_estimates_is_told_by_model_and_names_no_model_that_is_not_configured() -> None:
+    world = World(limit=2)
+    for model in ("m", "invented by a client"):
+        (lease,) = world.start(chat(model=model, counted_tokens=100, max_output_tokens=10)).leases
+        world.pipeline.report(Finished(lease, Usage(100, 10)), world.now)
+    for label in ("m", "other"):
+        assert world.read("estimate_error_ratio_count", model=label) == 1
+    assert "invented" not in world.text()
 
 
 def test_work_for_nobody_is_wasted_tokens() -> None:
@@ -104,7 +115,7 @@ def test_work_for_nobody_is_wasted_tokens() -> None:
     world.pipeline.cancel(one.ticket, world.now, Usage(10, 3, exact=False))
     world.pipeline.report(Failed(two, FailReason.ENGINE_TIMEOUT, Usage(20, 4)), world.now)
     assert world.read("wasted_tokens_total") == 37
-    assert world.read("estimate_error_ratio_count") == 0
+    assert world.read("estimate_error_ratio_count", model="other") == 0
     labels = {"route": "chat", "class_": "default"}
     assert world.read("requests_total", **labels, outcome="cancelled", reason="") == 1
     assert world.read("requests_total", **labels, outcome="failed", reason="engine_timeout") == 1

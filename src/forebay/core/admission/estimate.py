@@ -50,6 +50,7 @@ class EstimateConfig:
 
     output_tokens_default: int = 256  # reserved and expected when the caller sets no cap
     message_overhead_tokens: int = 8  # chat template tokens around the text
+    cached_weight: float = 1.0  # of a prompt token from the engine's prefix cache, in what a key is charged
 
 
 class _Ratio(msgspec.Struct, gc=False):
@@ -78,6 +79,7 @@ class _Learner(msgspec.Struct, gc=False):
     ratios: list[_Ratio | None]  # by kind
     outputs: list[_Output | None]  # of whole answers, and of streams
     media: float = 1.0
+    cached: float = 0.0  # share of the input that engines had in their prefix caches
     seen: int = 0
 
 
@@ -95,8 +97,9 @@ class DemandEstimator:
         tokens = request.counted_tokens
         if request.text_bytes or request.media_tokens:
             tokens += self._input_tokens(request, learner)
+        cached = 0 if learner is None else int(tokens * learner.cached)
         if not request.generates:
-            return Demand(tokens, 0, 0, cap is None)
+            return Demand(tokens, 0, 0, cap is None, cached)
         learned = None if learner is None else learner.outputs[request.stream]
         if learned is None or learned.seen < OUTPUT_SHRINKAGE:
             expected = reserved = self._config.output_tokens_default if cap is None else cap
@@ -107,7 +110,7 @@ class DemandEstimator:
             mean = int(learned.mean) + 1
             expected, reserved = (mean if mean < cap else cap), cap
         choices = request.choices
-        return Demand(tokens, expected * choices, reserved * choices, cap is None)
+        return Demand(tokens, expected * choices, reserved * choices, cap is None, cached)
 
     def _input_tokens(self, request: Request, learner: _Learner | None) -> int:
         """Tokens of text and media."""
@@ -134,6 +137,8 @@ class DemandEstimator:
         if learner.seen > SETTLED and learner.seen % SAMPLED_EVERY:
             return
         shared = self._shared(request.model)
+        if usage.cached_tokens or learner.cached:
+            _learn_cached(learner, usage)
         tokens = usage.input_tokens - request.counted_tokens
         if tokens > 0:
             if request.media_tokens:
@@ -145,6 +150,11 @@ class DemandEstimator:
             _learn_output(shared, request.stream, observed)
             if learner is not shared:
                 _learn_output(learner, request.stream, observed)
+
+    def weighed(self, usage: Usage) -> Usage:
+        """The usage with what its key is not charged of the tokens that the engine had cached."""
+        forgiven = int(usage.cached_tokens * (1 - self._config.cached_weight))
+        return msgspec.structs.replace(usage, forgiven_tokens=forgiven) if forgiven else usage
 
     def _shared(self, model: str) -> _Learner:
         """The learner of a model, whatever the key."""
@@ -202,6 +212,12 @@ def _move(ratio: _Ratio, observed: float, parent: float) -> None:
     ratio.own += (1 / seen if seen < 20 else STEP) * (observed - ratio.own)
     weight = seen / (seen + SHRINKAGE)
     ratio.blended = weight * ratio.own + (1 - weight) * parent
+
+
+def _learn_cached(learner: _Learner, usage: Usage) -> None:
+    if usage.input_tokens > 0:
+        share = min(1.0, max(0.0, usage.cached_tokens / usage.input_tokens))
+        learner.cached += STEP * (share - learner.cached)
 
 
 def _learn_output(learner: _Learner, stream: bool, observed: float) -> None:

@@ -166,7 +166,7 @@ class Path:
             # Usage is an engine's word: a negative one would mint tokens.
             used_in = used_out = 0
             if usage is not None:
-                used_in, used_out = max(0, usage.input_tokens), max(0, usage.output_tokens)
+                used_in, used_out = usage.charged_input, max(0, usage.output_tokens)
             self._correct(used_in - tokens_in, used_out - tokens_out, charged, now)
             if self.credit is not None:
                 self.credit.capture(tokens_in + tokens_out, used_in + used_out)

@@ -32,6 +32,8 @@ class _UsageFields(msgspec.Struct):
     input_tokens: int | None = None
     output_tokens: int | None = None
     total_tokens: int | None = None
+    prompt_tokens_details: Any = None  # whatever stands there must not cost us the rest
+    input_tokens_details: Any = None
 
 
 class _Answer(msgspec.Struct):
@@ -180,8 +182,18 @@ def _to_usage(fields: _UsageFields | None, estimated_input: int) -> Usage | None
         if tokens_in is None:
             return None
     exact = tokens_in is not None
-    usage = Usage(tokens_in if tokens_in is not None else estimated_input, tokens_out or 0, exact)
+    tokens_in = tokens_in if tokens_in is not None else estimated_input
+    usage = Usage(tokens_in, tokens_out or 0, exact, _cached(fields, tokens_in))
     return usage if usage.input_tokens >= 0 and usage.output_tokens >= 0 else None
+
+
+def _cached(fields: _UsageFields, tokens_in: int) -> int:
+    """Of the input, what the engine says it had cached: under either name, and never more than all of it."""
+    details = fields.prompt_tokens_details or fields.input_tokens_details
+    if not isinstance(details, dict):
+        return 0
+    cached = details.get("cached_tokens")
+    return min(cached, tokens_in) if type(cached) is int and cached > 0 else 0
 
 
 def _end_of_last_event(data: bytes) -> int:
