@@ -188,7 +188,9 @@ def test_the_price_of_images_is_learned_and_leaves_that_of_text_alone(estimator:
         estimator.learn(request(4_200, media_tokens=1_024), Usage(1_108, 10))
     assert estimator.estimate(request(4_200, media_tokens=2_048)).input_tokens == pytest.approx(1_208, rel=0.06)
     assert estimator.estimate(request(4_200)).input_tokens == pytest.approx(1_008, rel=0.02)
-    assert estimator.estimate(request(0, media_tokens=1_024, key="new")).input_tokens < 250, "a new key starts there too"
+    assert estimator.estimate(request(0, media_tokens=1_024, key="new")).input_tokens < 250, (
+        "a new key starts there too"
+    )
 
 
 def test_kinds_of_text_are_learned_apart(estimator: DemandEstimator) -> None:
@@ -222,7 +224,7 @@ def test_whatever_was_learned_an_estimate_stays_within_bounds(
     for each, usage in history:
         estimator.learn(each, usage)
     demand = estimator.estimate(asked)
-    least = asked.text_bytes * module.LEAST_TOKENS_PER_BYTE[asked.byte_class]
+    least = asked.text_bytes * module.LEAST[asked.byte_class]
     most = asked.text_bytes * max(asked.tokens_per_byte, 1) * module.RATIO_MOST + module.OVERHEAD_MOST + 1
     media = asked.media_tokens * module.MEDIA_MOST
     assert int(least) + asked.counted_tokens <= demand.input_tokens <= most + media + asked.counted_tokens

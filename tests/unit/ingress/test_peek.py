@@ -11,14 +11,13 @@ import pytest
 
 from forebay.core.model import ESCAPED, ByteClass
 from forebay.ingress.http import peek as module
+from forebay.ingress.http.media import IMAGE_TOKENS, PARTS_MAX
 from forebay.ingress.http.peek import (
     FRAME_BYTES,
-    IMAGE_TOKENS,
     ITEMS_MAX,
     LARGE_BYTES,
     LOGIT_BIAS_MAX,
     LOGPROBS_MAX,
-    PARTS_MAX,
     STOPS_MAX,
     TOKEN_IDS_MAX,
     BadRequest,

@@ -19,17 +19,15 @@ from dataclasses import dataclass
 
 import msgspec
 
+from forebay.core.admission.byte_prices import LEAST
 from forebay.core.model import Demand, Request, Usage
 
 PRIOR_TOKENS_PER_BYTE = (1 / 4.2, 1 / 3.5, 1 / 4, 1 / 4, 1 / 3, 1 / 5, 1 / 10, 1 / 8, 1 / 6)
 """By ByteClass, for text whose bytes nobody looked at. They err towards too many tokens: too few cost engines more."""
 
-LEAST_TOKENS_PER_BYTE = (1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 16, 1 / 24, 1 / 16, 1 / 16)
-"""By ByteClass: an eighth of the bytes that the text has as UTF-8; an escape of six bytes stands for two or three."""
-
 DENSITIES = (0.20, 0.26, 0.34)  # tokens per byte that part prose, code, figures and noise: tokenizers differ in them
 DENSITY_STEPS = len(DENSITIES) + 1
-KINDS = len(LEAST_TOKENS_PER_BYTE) * DENSITY_STEPS
+KINDS = len(LEAST) * DENSITY_STEPS
 STEP = 0.05
 SHRINKAGE = 3  # observations after which a learner counts as much as its parent
 OUTPUT_SHRINKAGE = 20
@@ -97,7 +95,7 @@ class DemandEstimator:
         tokens = request.counted_tokens
         if request.text_bytes or request.media_tokens:
             tokens += self._input_tokens(request, learner)
-        cached = 0 if learner is None else int(tokens * learner.cached)
+        cached = int(tokens * learner.cached) if learner is not None and learner.cached else 0
         if not request.generates:
             return Demand(tokens, 0, 0, cap is None, cached)
         learned = None if learner is None else learner.outputs[request.stream]
@@ -124,7 +122,7 @@ class DemandEstimator:
             tokens, overhead = tokens * ratio.blended, learner.overhead
             if media:
                 media = int(media * learner.media)
-        least = text_bytes * LEAST_TOKENS_PER_BYTE[byte_class]
+        least = text_bytes * LEAST[byte_class]
         return int((tokens if tokens > least else least) + overhead) + 1 + media
 
     def learn(self, request: Request, usage: Usage) -> None:

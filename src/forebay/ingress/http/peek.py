@@ -16,14 +16,13 @@ from msgspec import Meta
 
 from forebay.core.admission.byte_prices import tokens_per_byte
 from forebay.core.model import ESCAPED, ByteClass
+from forebay.ingress.http.media import has_media, price_media
 
 CHOICES_MAX = 128
 OUTPUT_TOKENS_MAX = 10_000_000
 MODEL_NAME_MAX = 512
-IMAGE_TOKENS = 1024  # an image part until an engine reports otherwise; about one high-resolution tile set
 ITEMS_MAX = 16_384  # inputs of one embeddings request
 TOKEN_IDS_MAX = 1_000_000  # of one request
-PARTS_MAX = 4096  # inlined images and files of one request that are priced apart
 LOGPROBS_MAX = 128  # alternatives per token; engines compute, keep and send each of them
 STOPS_MAX = 256  # stop strings, each searched for after each token
 LOGIT_BIAS_MAX = 16_384  # entries
@@ -78,7 +77,7 @@ _decode_id_lists = msgspec.json.Decoder(list[Annotated[list[TokenId], Meta(min_l
 _decode_texts = msgspec.json.Decoder(list[str]).decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
-BACKSLASH, SEMICOLON = b"\\;"
+BACKSLASH = b"\\"[0]
 _ESCAPE = re.compile(rb"\\u([0-9a-fA-F]{2})")
 _BEYOND_ASCII = re.compile(rb"[\xc0-\xff]")
 
@@ -143,7 +142,7 @@ def peek(body: bytes, *, generates: bool = True) -> Peek:
     escaped = escape >= 0
     if isinstance(judged, _JudgedLarge):
         _refuse_duplicates_in_large(body, judged)
-    elif not ascii_only or _has_spare_bytes(body):
+    elif _has_spare_bytes(body):
         _refuse_duplicates(body, escaped)
     seen = Peek(judged.model or "", judged.stream or False, text_bytes=len(body) - FRAME_BYTES)
     if generates:
@@ -155,8 +154,10 @@ def peek(body: bytes, *, generates: bool = True) -> Peek:
     if bias := bytes(judged.logit_bias):
         _check_bias(bias)
     text = body
-    if SEMICOLON in body and b";base64," in body:
-        text = _without_base64(body, seen)
+    if has_media(body):
+        media = price_media(body)
+        text, seen.media_tokens = media.text, media.tokens
+        seen.text_bytes -= media.payload_bytes
     if seen.text_bytes < 0:
         seen.text_bytes = 0
     # The first character beyond ASCII stands for the others.
@@ -174,10 +175,17 @@ def opaque(body: bytes) -> Peek:
 
 
 def _has_spare_bytes(body: bytes) -> bool:
-    """Is the object longer than its keys and values make it? If not, there is no room for a second copy of a key."""
+    """Is the object longer than its keys and values make it? If not, there is no room for a second copy of a key.
+
+    A key is never spelt in fewer bytes than it has characters, so nothing can hide in the difference.
+    """
     size = 1  # its braces, less the comma that the last pair lacks
-    for name, value in _decode_object(body).items():
+    fields = _decode_object(body)
+    for name, value in fields.items():
         size += len(name) + len(memoryview(value)) + 4
+    if size + 2 * len(fields) - 1 == len(body):
+        # As Python writes it, with a space after each colon and comma; or else other bytes fill their place.
+        return b"{%b}" % b", ".join([b'"%b": %b' % (name.encode(), value) for name, value in fields.items()]) != body
     return size != len(body)
 
 
@@ -301,34 +309,14 @@ def _bound_items(raw: bytes, first: bytes, field: str) -> None:
     else:
         items = raw.count(b"[") - 1
         if raw.count(b",") >= TOKEN_IDS_MAX:
-            raise BadRequest(f"more than {TOKEN_IDS_MAX} token ids in one request", field)
+            raise BadRequest(f"{field!r} has more than {TOKEN_IDS_MAX} token ids", field)
     if items > ITEMS_MAX:
-        raise BadRequest(f"more than {ITEMS_MAX} inputs in one request", field)
+        raise BadRequest(f"{field!r} has more than {ITEMS_MAX} inputs", field)
 
 
 def _check_bias(raw: bytes) -> None:
     if raw.count(b",") >= LOGIT_BIAS_MAX:
         raise BadRequest(f"'logit_bias' has more than {LOGIT_BIAS_MAX} entries", "logit_bias")
-
-
-def _without_base64(body: bytes, seen: Peek) -> bytes:
-    """Price inlined images and files apart: their base64 is not text that the model reads. Returns what is."""
-    kept, begin = [], 0
-    at = body.find(b";base64,")
-    for _ in range(PARTS_MAX):
-        if at < 0:
-            break
-        end = body.find(b'"', at)
-        if end < 0:
-            break
-        # Prose behind the marker stays text: base64 has no spaces, and begins a data URL.
-        if body.find(b" ", at, end) < 0 and body.startswith(b'"data:', body.rfind(b'"', 0, at)):
-            kept.append(body[begin:at])
-            begin = end
-            seen.text_bytes -= end - at
-            seen.media_tokens += IMAGE_TOKENS
-        at = body.find(b";base64,", end)
-    return b"".join([*kept, body[begin:]]) if kept else body
 
 
 def with_usage(body: bytes, seen: Peek) -> bytes:
