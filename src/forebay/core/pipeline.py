@@ -446,9 +446,7 @@ class Pipeline:
             lease.engine.answered(lease, usage, now)
         self._end_lease(lease, pool, now)
         if usage is not None and usage.exact:
-            self.estimator.learn(ticket.request, usage)
-            if usage.cached_tokens:
-                usage = self.estimator.weighed(usage)
+            usage = self.estimator.learn(ticket.request, usage)
         self._close(ticket, Outcome.COMPLETED, None, usage, now)
         if not self.queued:
             return []

@@ -125,15 +125,18 @@ class DemandEstimator:
         least = text_bytes * LEAST[byte_class]
         return int((tokens if tokens > least else least) + overhead) + 1 + media
 
-    def learn(self, request: Request, usage: Usage) -> None:
-        """Move the learners of this request towards what the engine measured.
+    def learn(self, request: Request, usage: Usage) -> Usage:
+        """Move the learners of this request towards what the engine measured. Returns it with what is not charged.
 
         Those that have learned enough look at every fourth answer only: slower to turn, and a quarter of the cost.
         """
         learner = self._learners.get((request.key, request.model)) or self._newcomer(request.key, request.model)
         learner.seen += 1
-        if learner.seen > SETTLED and learner.seen % SAMPLED_EVERY:
-            return
+        if learner.seen <= SETTLED or not learner.seen % SAMPLED_EVERY:
+            self._learn(request, usage, learner)
+        return self.weighed(usage) if usage.cached_tokens else usage
+
+    def _learn(self, request: Request, usage: Usage, learner: _Learner) -> None:
         shared = self._shared(request.model)
         if usage.cached_tokens or learner.cached:
             _learn_cached(learner, usage)
