@@ -44,7 +44,7 @@ from forebay.core.model import (
 from forebay.core.outcome import EvictReason, Outcome, Reason, ShedReason
 from forebay.core.pool import Pool, PoolConfig
 from forebay.core.quota.budget import KeyBudget, Quota
-from forebay.core.quota.path import FRAME_EVENTS, Path
+from forebay.core.quota.path import FRAME_EVENTS, FREE, Path, Prices
 from forebay.core.quota.terms import KeyLimits, KeyTerms, OverBudget
 from forebay.core.snapshot import Snapshot
 
@@ -95,22 +95,25 @@ class Pipeline:
         """
         pool = self._pool(request)
         path = self.budget(request.key).path_for(request.model)
-        verdict = self._verdict(request, self.estimator.estimate(request), path, pool, now)
+        demand = self.estimator.estimate(request)
+        verdict = self._verdict(request, demand, path, path.prices(demand), pool, now)
         return self._shed(request, verdict, pool, now) if isinstance(verdict, Refusal) else None
 
     def offer(self, request: Request, now: Instant) -> list[Effect]:
         """Decide a request: refuse it, dispatch it, or queue it."""
         by_model, key = self._by_model, request.key
         pool = by_model.get(request.model) or by_model["*"]
-        path = (self._budgets.get(key) or self.quota.budget(key)).path_for(request.model)
+        budget = self._budgets.get(key) or self.quota.budget(key)
+        path = budget.path if budget.models is None else budget.path_for(request.model)
         demand = self.estimator.estimate(request)
-        verdict = self._verdict(request, demand, path, pool, now)
+        prices = path.prices(demand) if path.limited else FREE
+        verdict = self._verdict(request, demand, path, prices, pool, now)
         if isinstance(verdict, Refusal):
             return [self._shed(request, verdict, pool, now)]
         self.offered += 1
         if pool.shadows is not None:
             shadows.admitted(pool, request, demand, verdict, now)
-        paid = path.charge(demand, now)
+        paid = path.charge(prices, now)
         ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, path, paid)
         if pool.tuning.resting:
             self.tune_at = min(self.tune_at, depths.begin(pool, now))
@@ -290,12 +293,12 @@ class Pipeline:
     # ---- the verdict: quota, then admission; nothing is charged ----------------------------------------------
 
     def _verdict(
-        self, request: Request, demand: Demand, path: Path, pool: Pool, now: Instant
+        self, request: Request, demand: Demand, path: Path, prices: Prices, pool: Pool, now: Instant
     ) -> Refusal | Engine | None:
         """The refusal, or the engine that would take the request at once, or None: it may wait."""
         if self.draining:
             return Refusal(ShedReason.DRAINING, SECOND)
-        if path.limited and (refusal := path.check(demand, pool.forecast.service_ns, now)) is not None:
+        if path.limited and (refusal := path.check(prices, pool.forecast.service_ns, now)) is not None:
             return refusal
         if request.retries and not verdicts.may_retry(pool, request, now):
             return Refusal(ShedReason.RETRY_BUDGET, None)
@@ -586,7 +589,7 @@ class Pipeline:
         self.outcomes[outcome] += 1
         path: Path = ticket.path
         ran = outcome is not Outcome.EVICTED
-        path.settle(ticket.demand.input_tokens, ticket.paid_output, usage, ticket.arrived, now, ran=ran)
+        path.settle(ticket.demand.input_tokens, ticket.paid_output, usage, ticket.arrived, now, ran)
         request = ticket.request
         if outcome is Outcome.COMPLETED:
             for times in ticket.pool.tuning.timed:

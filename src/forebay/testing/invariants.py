@@ -48,8 +48,8 @@ def check_invariants(pipeline: Pipeline, now: Instant) -> None:
         for name, limit, remaining, reset_ns in budget.path.headers(now):
             _hold(6, remaining >= 0 and reset_ns >= 0, f"key {key!r}: {remaining} {name} of {limit} left")
         if (credit := budget.credit) is not None:
-            _hold(6, 0 <= credit.spent <= credit.leased, f"key {key!r} spent {credit.spent} of {credit.leased}")
-            _hold(6, credit.held >= 0 and credit.owed >= 0, f"key {key!r} holds {credit.held}, owes {credit.owed}")
+            _hold(14, 0 <= credit.spent <= credit.leased, f"key {key!r} spent {credit.spent} of {credit.leased}")
+            _hold(14, credit.held >= 0 and credit.owed >= 0, f"key {key!r} holds {credit.held}, owes {credit.owed}")
     for level in pipeline.quota.groups():
         _hold(6, 0 <= level.open <= opened, f"{level.name} has {level.open} of {opened} open requests")
     for pool in pipeline.pools:

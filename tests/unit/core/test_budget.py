@@ -10,7 +10,7 @@ from forebay.core.instant import MINUTE, SECOND
 from forebay.core.model import Demand, Usage
 from forebay.core.outcome import ShedReason
 from forebay.core.quota.budget import Quota
-from forebay.core.quota.path import UNMETERED, Path
+from forebay.core.quota.path import UNMETERED, Path, Prices
 from forebay.core.quota.terms import KeyLimits, KeyTerms
 
 
@@ -18,8 +18,9 @@ def path(**limits: Any) -> Path:
     return Quota({"k": KeyTerms(KeyLimits(**limits))}, {}).budget("k").path
 
 
-def demand(tokens: int) -> Demand:
-    return Demand(tokens, 0, 0)
+def demand(tokens: int) -> Prices:
+    """The prices of so many tokens in."""
+    return 1, tokens, tokens, 0, tokens
 
 
 def admit(path: Path, tokens: int, now: int = 0) -> ShedReason | None:
@@ -168,7 +169,7 @@ def test_each_kind_of_token_is_charged_for_its_own() -> None:
         output_tokens_per_minute=1_000,
         weighted_tokens_per_minute=1_000,
     )
-    assert budget.charge(Demand(100, 50, 50), 0) == 50
+    assert budget.charge(budget.prices(Demand(100, 50, 50)), 0) == 50
     assert [bucket.remaining(0) for bucket in budget._rates] == [850, 900, 950, 800]
     budget.settle(100, 50, Usage(110, 20), 0, 0)
     assert [bucket.remaining(0) for bucket in budget._rates] == [870, 890, 980, 850]
@@ -193,15 +194,16 @@ def test_a_missing_output_cap_never_makes_a_request_unfit() -> None:
     """B-14: the default guess of 256 is more than this key may spend at once, but it is only a guess."""
     budget = path(tokens_per_second=50, burst_s=2.0)
     guessed = Demand(20, 256, 256, output_guessed=True)
-    assert budget.check(guessed, SECOND, 0) is None
-    assert budget.charge(guessed, 0) == 80
+    prices = budget.prices(guessed)
+    assert budget.check(prices, SECOND, 0) is None
+    assert budget.charge(prices, 0) == 80
     assert budget.headers(0)[0][2] == 0
     budget.settle(20, 80, Usage(20, 10), 0, 0)
     assert budget.headers(0)[0][2] == 70
-    stated = budget.check(Demand(20, 256, 256), SECOND, 10 * SECOND)
+    stated = budget.check(budget.prices(Demand(20, 256, 256)), SECOND, 10 * SECOND)
     assert stated is not None
     assert stated.reason is ShedReason.NEVER_FITS
-    too_long = budget.check(Demand(101, 256, 256, output_guessed=True), SECOND, 10 * SECOND)
+    too_long = budget.check(budget.prices(Demand(101, 256, 256, output_guessed=True)), SECOND, 10 * SECOND)
     assert too_long is not None
     assert too_long.reason is ShedReason.NEVER_FITS
 

@@ -20,7 +20,7 @@ UNKNOWN = KeyTerms()
 class KeyBudget:
     """One key: its own levels, its credit, and the paths of its requests."""
 
-    __slots__ = ("_models", "credit", "holder", "path")
+    __slots__ = ("credit", "holder", "models", "path")
 
     def __init__(self, terms: KeyTerms, groups: Mapping[str, Holder], wall: Wall, now: Instant) -> None:
         self.holder = Holder(KEY_LEVEL, terms.limits, wall, now)
@@ -38,21 +38,21 @@ class KeyBudget:
         credit = self.credit if terms.prepaid else None
         holders = [self.holder, *(groups[name] for name in terms.groups if name in groups)]
         self.path = Path(tuple(holder.level for holder in holders), credit)
-        self._models: dict[str, Path] | None = None
+        self.models: dict[str, Path] | None = None
         for name in dict.fromkeys(model for holder in holders for model in holder.models or ()):
             levels: list[Level] = []
             for holder in holders:
                 levels.append(holder.level)
                 if holder.models is not None and name in holder.models:
                     levels.append(holder.models[name])
-            self._models = self._models or {}
-            self._models[name] = Path(tuple(levels), credit)
+            self.models = self.models or {}
+            self.models[name] = Path(tuple(levels), credit)
 
     def path_for(self, model: str) -> Path:
         """The limits that a request for this model meets."""
-        if self._models is None:
+        if self.models is None:
             return self.path
-        return self._models.get(model, self.path)
+        return self.models.get(model, self.path)
 
     @property
     def open(self) -> int:

@@ -15,7 +15,7 @@ from forebay.core.quota.bucket import Bucket
 from forebay.core.quota.calendar import CalendarQuota
 from forebay.core.quota.credits import CreditLine
 from forebay.core.quota.level import Level, Meter
-from forebay.core.quota.terms import DAY, INPUT, MONTH, OUTPUT, REQUESTS, TOKENS, WEIGHTED, OverBudget
+from forebay.core.quota.terms import DAY, MONTH, OUTPUT, REQUESTS, TOKENS, WEIGHTED, OverBudget
 
 UNMETERED = FOREVER
 """Output tokens that are paid for when nothing counts tokens."""
@@ -29,6 +29,12 @@ SLOWEST_NS = MINUTE
 TOP_UP_NS = SECOND // 20
 """How long a stream waits for more credit before it asks again."""
 
+Prices = tuple[int, int, int, int, int]
+"""One request, and its tokens: all, of the input, of the output, weighted."""
+
+FREE: Prices = (1, 0, 0, 0, 0)
+
+_UNBOUNDED = (FOREVER,) * 5
 _NOUNS = ("requests", "tokens", "input tokens", "output tokens", "weighted tokens")
 _SPANS = {MINUTE: "min", DAY: "day", MONTH: "month"}
 
@@ -51,26 +57,41 @@ class Path:
         self._quotas = tuple(m for m in meters if isinstance(m, CalendarQuota))
         self._tokens: tuple[Meter, ...] = (*self._rates, *self._quotas)
         self._meters = self._requests + self._tokens
-        self._bursts = tuple(
-            min((meter.burst for meter in meters if meter.counts == counts), default=FOREVER)
-            for counts in (REQUESTS, TOKENS, INPUT, OUTPUT, WEIGHTED)
-        )
+        self._bursts = _smallest_bursts(self._tokens) if self._tokens else _UNBOUNDED
         self.metered = bool(self._tokens) or credit is not None
         self.limited = bool(self._meters or self._places) or credit is not None
         self.refusing = False  # did the last check refuse?
 
     # ---- the verdict -----------------------------------------------------------------------------------------
 
-    def check(self, demand: Demand, service_ns: int, now: Instant) -> Refusal | None:
+    def prices(self, demand: Demand) -> Prices:
+        """What a request takes of each kind of limit. A guess at its output takes no more than the smallest burst can
+        pay, else it would never fit."""
+        output, tokens_in = demand.output_reserved, demand.input_tokens
+        if demand.output_guessed and output:
+            bursts, credit = self._bursts, self.credit
+            room = min(bursts[TOKENS] - tokens_in, bursts[OUTPUT], (bursts[WEIGHTED] - tokens_in) // 2)
+            if credit is not None and credit.left - tokens_in < room:
+                room = credit.left - tokens_in
+            if output > room:
+                output = max(room, 0)
+        return 1, tokens_in + output, tokens_in, output, tokens_in + 2 * output
+
+    def check(self, prices: Prices, service_ns: int, now: Instant) -> Refusal | None:
         """The limit that refuses, the one with the longest wait of several; or None. Nothing is charged.
 
         `service_ns`: how long a request usually takes.
         """
-        refusal = self._credit_refusal(demand) or self._first_refusal(demand, service_ns, now)
+        refusal = self._refusal(prices, service_ns, now)
         self.refusing = refusal is not None
         return refusal
 
-    def _first_refusal(self, demand: Demand, service_ns: int, now: Instant) -> Refusal | None:
+    def _refusal(self, prices: Prices, service_ns: int, now: Instant) -> Refusal | None:
+        credit = self.credit
+        if credit is not None and prices[TOKENS] > credit.left:
+            retry = None if credit.last else SECOND
+            unit = "prepaid tokens that are left"
+            return Refusal(ShedReason.KEY_CREDITS, retry, credit.left, prices[TOKENS], unit)
         for level in self._places:
             limit = level.concurrency
             if limit is not None and level.open >= limit:
@@ -79,42 +100,15 @@ class Path:
                 return Refusal(
                     ShedReason.KEY_CONCURRENCY, retry, limit, level.open + 1, "open requests", level=level.name
                 )
-        prices = self._prices(demand.input_tokens, self._output(demand))
         longest, which = 0, None
         for meter in self._meters:
             if (wait := meter.wait_ns(prices[meter.counts], now)) > longest:
                 longest, which = wait, meter
         return None if which is None else _refused(which, prices[which.counts], longest, now)
 
-    def _credit_refusal(self, demand: Demand) -> Refusal | None:
-        credit = self.credit
-        if credit is None:
-            return None
-        price, left = demand.input_tokens + self._output(demand), credit.left
-        if price <= left:
-            return None
-        retry = None if credit.last else SECOND
-        return Refusal(ShedReason.KEY_CREDITS, retry, left, price, "prepaid tokens that are left")
-
-    @staticmethod
-    def _prices(tokens_in: int, tokens_out: int) -> tuple[int, int, int, int, int]:
-        return 1, tokens_in + tokens_out, tokens_in, tokens_out, tokens_in + 2 * tokens_out
-
-    def _output(self, demand: Demand) -> int:
-        """Output tokens to reserve. A guess takes no more than the smallest burst can pay, else it would never fit."""
-        output, tokens_in = demand.output_reserved, demand.input_tokens
-        if demand.output_guessed and output:
-            bursts, credit = self._bursts, self.credit
-            room = min(bursts[TOKENS] - tokens_in, bursts[OUTPUT], (bursts[WEIGHTED] - tokens_in) // 2)
-            if credit is not None and credit.left - tokens_in < room:
-                room = credit.left - tokens_in
-            if output > room:
-                return max(room, 0)
-        return output
-
     # ---- the changes -----------------------------------------------------------------------------------------
 
-    def charge(self, demand: Demand, now: Instant) -> int:
+    def charge(self, prices: Prices, now: Instant) -> int:
         """Take one request, a place among the open ones and the reserved tokens, at every level.
 
         Returns the output tokens that are paid for by this; UNMETERED when nothing counts tokens.
@@ -123,13 +117,11 @@ class Path:
             level.open += 1
         if not self.limited:
             return UNMETERED
-        output = self._output(demand)
-        prices = self._prices(demand.input_tokens, output)
         for meter in self._meters:
             meter.charge(prices[meter.counts], now)
         if self.credit is not None:
             self.credit.hold(prices[TOKENS])
-        return output if self.metered else UNMETERED
+        return prices[OUTPUT] if self.metered else UNMETERED
 
     def meter(self, tokens_out: int, charged: Instant, over_budget: OverBudget, now: Instant) -> int:
         """Debit output beyond what was paid for, of a request that was charged then.
@@ -151,7 +143,7 @@ class Path:
         return FOREVER if hold_ns and (over_budget is OverBudget.STOP or hold_ns > SLOWEST_NS) else hold_ns
 
     def settle(
-        self, tokens_in: int, tokens_out: int, usage: Usage | None, charged: Instant, now: Instant, *, ran: bool = True
+        self, tokens_in: int, tokens_out: int, usage: Usage | None, charged: Instant, now: Instant, ran: bool = True
     ) -> None:
         """End a request that was charged then for these tokens: give its place back, and move the charge to what was
         really used. `usage` None: nothing. `ran` False: it never reached an engine, and does not count as a request.
@@ -172,7 +164,7 @@ class Path:
                 self.credit.capture(tokens_in + tokens_out, used_in + used_out)
 
     def _correct(self, tokens_in: int, tokens_out: int, charged: Instant, now: Instant) -> None:
-        prices = self._prices(tokens_in, tokens_out)
+        prices = 0, tokens_in + tokens_out, tokens_in, tokens_out, tokens_in + 2 * tokens_out
         for bucket in self._rates:
             bucket.settle(prices[bucket.counts], now)
         for quota in self._quotas:
@@ -197,6 +189,14 @@ class Path:
             if tightest is not None:
                 rows.append(tightest)
         return rows
+
+
+def _smallest_bursts(meters: tuple[Meter, ...]) -> tuple[int, ...]:
+    """By what is counted."""
+    bursts = list(_UNBOUNDED)
+    for meter in meters:
+        bursts[meter.counts] = min(bursts[meter.counts], meter.burst)
+    return tuple(bursts)
 
 
 def _refused(meter: Meter, price: int, wait_ns: int, now: Instant) -> Refusal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from forebay.core.instant import MINUTE, SECOND
 
@@ -23,6 +24,9 @@ class OverBudget(StrEnum):
     SLOW = "slow"  # it goes on as fast as the budget refills
 
 
+_NO_MODELS: Mapping[str, KeyLimits] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
     """Limits of one level: a key, a team, a class or all. None means unlimited, 0 means that nothing is allowed."""
@@ -37,7 +41,7 @@ class KeyLimits:
     weighted_tokens_per_minute: int | None = None  # input + 2 x output
     tokens_per_day: int | None = None  # input and output, a day of UTC
     tokens_per_month: int | None = None  # input and output, a month of UTC
-    models: Mapping[str, KeyLimits] = field(default_factory=dict)  # further limits of one model; they do not nest
+    models: Mapping[str, KeyLimits] = field(default_factory=lambda: _NO_MODELS)  # further limits of one model each
 
     @property
     def limited(self) -> bool:
