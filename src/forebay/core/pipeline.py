@@ -241,41 +241,6 @@ class Pipeline:
         """The state of a key's limits."""
         return self._budgets.get(key) or self.quota.budget(key)
 
-    # ---- what a store of keys may say ------------------------------------------------------------------------
-
-    def set_key(self, key: str, terms: KeyTerms, now: Instant) -> None:
-        """Make a key known, or give it other terms. What is open and what was spent stays; a reload leaves it alone."""
-        self.quota.set_key(key, terms, now)
-
-    def remove_key(self, key: str) -> None:
-        """Forget a key that was set: its open requests end as they would have. Take its credit back first."""
-        self.quota.remove_key(key)
-
-    def set_wall(self, offset_ns: int) -> None:
-        """Say by how much nanoseconds since 1970 are ahead of instants; again whenever the wall clock was set."""
-        self.quota.wall.offset_ns = offset_ns
-
-    def restore_usage(self, key: str, day_tokens: int, month_tokens: int, now: Instant, model: str = "") -> None:
-        """Count what a key used of the running day and month before this process began, once, after `set_wall`.
-
-        It counts for its groups too. `model`: what it used of a model that has limits of its own.
-        """
-        self.budget(key).path_for(model).restore(day_tokens, month_tokens, now)
-
-    def lease_credit(self, key: str, tokens: int, *, last: bool = False) -> None:
-        """Give a prepaid key so many tokens more to spend here; `last`: its account has no more.
-
-        Raises KeyError for a key that is not prepaid.
-        """
-        self.quota.credit(key).lease(tokens, last=last)
-
-    def return_credit(self, key: str) -> int:
-        """Take back all of a key's credit that is neither held nor spent; returns how many tokens that is.
-
-        Raises KeyError for a key that is not prepaid.
-        """
-        return self.quota.credit(key).give_back()
-
     def snapshot(self, now: Instant) -> Snapshot:
         """A frozen picture; the conservation equation is checked while it is taken."""
         ended = sum(self.outcomes.values())

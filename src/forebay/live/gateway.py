@@ -76,23 +76,23 @@ class Gateway:
 
     def set_key(self, key: str, terms: KeyTerms) -> None:
         """Make a key known, or give it other terms."""
-        self.pipeline.set_key(key, terms, self.clock())
+        self.pipeline.quota.set_key(key, terms, self.clock())
 
     def remove_key(self, key: str) -> None:
         """Forget a key that was set."""
-        self.pipeline.remove_key(key)
+        self.pipeline.quota.remove_key(key)
 
     def restore_usage(self, key: str, day_tokens: int, month_tokens: int, model: str = "") -> None:
         """Count what a key used of the running day and month before this process began."""
-        self.pipeline.restore_usage(key, day_tokens, month_tokens, self.clock(), model)
+        self.pipeline.quota.restore_usage(key, day_tokens, month_tokens, self.clock(), model)
 
     def lease_credit(self, key: str, tokens: int, *, last: bool = False) -> None:
         """Give a prepaid key more to spend here. Raises KeyError for another key."""
-        self.pipeline.lease_credit(key, tokens, last=last)
+        self.pipeline.quota.lease_credit(key, tokens, last=last)
 
     def return_credit(self, key: str) -> int:
         """Take back what of a prepaid key's credit is free. Raises KeyError for another key."""
-        return self.pipeline.return_credit(key)
+        return self.pipeline.quota.return_credit(key)
 
     def credit(self, key: str) -> CreditLine | None:
         """What a key may spend here; None for one that is not prepaid."""
@@ -104,7 +104,7 @@ class Gateway:
 
     def read_wall(self, wall_ns: int) -> None:
         """It is so many nanoseconds since 1970."""
-        self.pipeline.set_wall(wall_ns - self.clock())
+        self.pipeline.quota.set_wall(wall_ns - self.clock())
 
     def reconfigure(self, config: PipelineConfig) -> None:
         """Take other settings. Raises ValueError, with nothing changed, for those that need a restart."""

@@ -48,7 +48,7 @@ def test_every_token_is_in_one_place(steps: list[tuple[str, int, int]]) -> None:
 def test_a_key_spends_what_was_leased_and_then_is_refused(bench: Any, leases: Any, refusals: Any) -> None:
     b = bench(POOL, keys=PREPAID)
     assert [r.reason for r in refusals(b.offer(tokens=10))] == [ShedReason.KEY_CREDITS], "nothing is leased yet"
-    b.pipeline.lease_credit("k", 100)
+    b.pipeline.quota.lease_credit("k", 100)
     (first,) = leases(b.offer(tokens=60))
     (refused,) = refusals(b.offer(tokens=60))
     assert (refused.reason, refused.actual, refused.limit) == (ShedReason.KEY_CREDITS, 60, 40)
@@ -57,17 +57,17 @@ def test_a_key_spends_what_was_leased_and_then_is_refused(bench: Any, leases: An
     credit = b.pipeline.budget("k").credit
     assert (credit.leased, credit.held, credit.spent, credit.left) == (100, 0, 30, 70)
     assert leases(b.offer(tokens=60))
-    b.pipeline.lease_credit("k", 0, last=True)
+    b.pipeline.quota.lease_credit("k", 0, last=True)
     (last,) = refusals(b.offer(tokens=60))
     assert last.retry_after_ns is None, "there is no more"
-    assert b.pipeline.return_credit("k") == 10
+    assert b.pipeline.quota.return_credit("k") == 10
     with pytest.raises(KeyError):
-        b.pipeline.lease_credit("other", 5)
+        b.pipeline.quota.lease_credit("other", 5)
 
 
 def test_a_request_without_a_cap_holds_no_more_than_is_left(bench: Any, leases: Any) -> None:
     b = bench(POOL, keys=PREPAID)
-    b.pipeline.lease_credit("k", 50)
+    b.pipeline.quota.lease_credit("k", 50)
     (lease,) = leases(b.offer(tokens=20, generates=True, stream=True))
     assert lease.ticket.paid_output == 30
     assert b.pipeline.budget("k").credit.left == 0
@@ -75,16 +75,16 @@ def test_a_request_without_a_cap_holds_no_more_than_is_left(bench: Any, leases: 
 
 def test_a_stream_that_outruns_its_credit_waits_for_more_or_ends(bench: Any, leases: Any) -> None:
     b = bench(POOL, keys=PREPAID)
-    b.pipeline.lease_credit("k", 50)
+    b.pipeline.quota.lease_credit("k", 50)
     (lease,) = leases(b.offer(tokens=20, generates=True, stream=True))
     lease.generated = 30 + FRAME_EVENTS
     assert b.pipeline.meter(lease, 1) == 0, "all is paid for"
     lease.generated += 5
     assert b.pipeline.meter(lease, 2) == TOP_UP_NS, "the next lease may be on its way"
-    b.pipeline.lease_credit("k", 100)
+    b.pipeline.quota.lease_credit("k", 100)
     lease.generated += 5
     assert b.pipeline.meter(lease, 3) == 0
-    b.pipeline.lease_credit("k", 0, last=True)
+    b.pipeline.quota.lease_credit("k", 0, last=True)
     lease.generated += 200
     assert b.pipeline.meter(lease, 4) == FOREVER
     b.report(Finished(lease, Usage(20, 240)))
@@ -94,7 +94,7 @@ def test_a_stream_that_outruns_its_credit_waits_for_more_or_ends(bench: Any, lea
 
 def test_credit_comes_before_the_limits_that_a_wait_would_end(bench: Any, refusals: Any) -> None:
     b = bench(POOL, keys={"k": KeyTerms(KeyLimits(requests_per_minute=1), prepaid=True)})
-    b.pipeline.lease_credit("k", 15, last=True)
+    b.pipeline.quota.lease_credit("k", 15, last=True)
     b.offer(tokens=10)
     assert [r.reason for r in refusals(b.offer(tokens=10))] == [ShedReason.KEY_CREDITS]
     assert [r.reason for r in refusals(b.offer(tokens=5))] == [ShedReason.KEY_REQUESTS]

@@ -88,16 +88,16 @@ def test_a_key_that_nobody_knows_costs_no_memory_and_has_no_limits(bench: Any, l
 
 def test_keys_come_change_and_go_while_their_requests_run(bench: Any, leases: Any, refusals: Any) -> None:
     b = bench(POOL, keys={"a": OPS}, groups=GROUPS)
-    b.pipeline.set_key("stored", KeyTerms(KeyLimits(tokens_per_month=100), ("team:ops",)), 0)
+    b.pipeline.quota.set_key("stored", KeyTerms(KeyLimits(tokens_per_month=100), ("team:ops",)), 0)
     (first,) = leases(b.offer("stored", tokens=90))
     assert refusals(b.offer("stored", tokens=20))
-    b.pipeline.set_key("stored", KeyTerms(KeyLimits(tokens_per_month=150), ("team:ops",)), 0)
+    b.pipeline.quota.set_key("stored", KeyTerms(KeyLimits(tokens_per_month=150), ("team:ops",)), 0)
     (second,) = leases(b.offer("stored", tokens=20))
     b.pipeline.reconfigure(PipelineConfig((POOL,), {"a": OPS}, GROUPS), 0)
     assert used(b) == {
         "a": 0, "stored": 110, "team ops": 110, "all keys together": 0, "all keys together for model big": 0,
     }, "a reload leaves stored keys alone, and refills nothing"  # fmt: skip
-    b.pipeline.remove_key("stored")
+    b.pipeline.quota.remove_key("stored")
     check_invariants(b.pipeline, 0)
     b.report(Finished(first, Usage(50, 0)))
     b.report(Finished(second, None))
@@ -118,12 +118,12 @@ def test_a_limit_that_is_new_gives_nothing_back_for_what_it_was_not_charged(benc
 def test_what_was_used_before_the_start_counts_at_every_level(bench: Any, refusals: Any) -> None:
     limits = KeyLimits(tokens_per_day=100, tokens_per_month=1_000)
     b = bench(POOL, keys={"a": KeyTerms(limits, ("all",))}, groups={"all": KeyLimits(tokens_per_day=500)})
-    b.pipeline.set_wall(20_000 * DAY)
-    b.pipeline.restore_usage("a", 70, 950, 0)
+    b.pipeline.quota.set_wall(20_000 * DAY)
+    b.pipeline.quota.restore_usage("a", 70, 950, 0)
     assert refusals(b.offer("a", tokens=31))[0].unit == "tokens/day"
     b.offer("a", tokens=30)
     assert used(b)["all keys together"] == 100
-    b.pipeline.set_wall(20_001 * DAY)
+    b.pipeline.quota.set_wall(20_001 * DAY)
     assert refusals(b.offer("a", tokens=31))[0].unit == "tokens/month", "the day is new, the month is not"
 
 

@@ -117,30 +117,56 @@ class Quota:
             else:
                 budget.change(terms, self._groups, self.wall, now)
 
+    # ---- what a store of keys may say ------------------------------------------------------------------------
+
     def set_key(self, key: str, terms: KeyTerms, now: Instant) -> None:
-        """Make a key known, or give it other terms. Nothing is refilled."""
+        """Make a key known, or give it other terms. What is open and what was spent stays; a reload leaves it alone."""
         self._set[key] = terms
         if (budget := self.budgets.get(key)) is not None:
             budget.change(terms, self._groups, self.wall, now)
 
     def remove_key(self, key: str) -> None:
-        """Forget a key that was set. Its requests that are open go on."""
+        """Forget a key that was set: its open requests end as they would have. Take its credit back first."""
         self._set.pop(key, None)
         if key not in self._configured:
             self._forget(key)
+
+    def set_wall(self, offset_ns: int) -> None:
+        """Say by how much nanoseconds since 1970 are ahead of instants; again whenever the wall clock was set."""
+        self.wall.offset_ns = offset_ns
+
+    def restore_usage(self, key: str, day_tokens: int, month_tokens: int, now: Instant, model: str = "") -> None:
+        """Count what a key used of the running day and month before this process began, once, after `set_wall`.
+
+        It counts for its groups too. `model`: what it used of a model that has limits of its own.
+        """
+        self.budget(key).path_for(model).restore(day_tokens, month_tokens, now)
+
+    def lease_credit(self, key: str, tokens: int, *, last: bool = False) -> None:
+        """Give a prepaid key so many tokens more to spend here; `last`: its account has no more.
+
+        Raises KeyError for a key that is not prepaid.
+        """
+        self._credit(key).lease(tokens, last=last)
+
+    def return_credit(self, key: str) -> int:
+        """Take back all of a key's credit that is neither held nor spent; returns how many tokens that is.
+
+        Raises KeyError for a key that is not prepaid.
+        """
+        return self._credit(key).give_back()
+
+    def _credit(self, key: str) -> CreditLine:
+        line = self.budget(key).credit
+        if line is None:
+            raise KeyError(key)
+        return line
 
     def _forget(self, key: str) -> None:
         budget = self.budgets.pop(key, None)
         self._removed = [removed for removed in self._removed if removed.open]
         if budget is not None and budget.open:
             self._removed.append(budget)
-
-    def credit(self, key: str) -> CreditLine:
-        """The credit line of a prepaid key. Raises KeyError when the key is not one."""
-        line = self.budget(key).credit
-        if line is None:
-            raise KeyError(key)
-        return line
 
 
 def _spelt(group: str) -> str:
