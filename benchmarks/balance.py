@@ -29,7 +29,7 @@ from benchmarks.peers import ROOT
 PAGE: Final = ROOT / "docs" / "balance.md"
 LOAD: Final = 0.9
 SEEDS: Final = 5
-DURATION_S: Final = 100.0
+DURATION_S: Final = 60.0
 
 OURS: Final = ("own", "shared", "old")
 ROWS: Final = {

@@ -187,3 +187,25 @@ def test_nothing_is_sent_twice_once_a_byte_of_it_was_taken(tmp_path: Path) -> No
             assert len(seen) == 1, "one engine had it"
             one.plan.clear()
             two.plan.clear()
+
+
+def test_equal_beginnings_meet_the_same_engine(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        backends = [FakeBackend() for _ in range(3)]
+        for backend in backends:
+            stack.callback(backend.close)
+        config = config_for(*backends, slots=8, engine={"balance": "affinity", "prefix_bytes": 256})
+        gateway = stack.enter_context(serving(config, tmp_path))
+        homes = set()
+        for talk in range(6):
+            system = {"role": "system", "content": f"{talk} " + "You are a careful assistant. " * 20}
+            marks = [marker() for _ in range(3)]
+            for mark in marks:
+                messages = {"messages": [system, {"role": "user", "content": mark}], "model": "m", "user": mark}
+                assert ask(gateway.port, messages).status == 200
+            met = {
+                number for number, backend in enumerate(backends) for mark in marks if backend.call(mark) is not None
+            }
+            assert len(met) == 1, "all turns of one talk"
+            homes |= met
+        assert len(homes) > 1, "and not all talks"
