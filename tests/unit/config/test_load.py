@@ -228,6 +228,8 @@ def test_a_value_from_the_environment_or_a_flag_is_named_by_it() -> None:
         ),
         ('[[routes]]\npath = "/x*"', 'f.toml:2: [[routes]] path: is "/x*", which is not allowed'),
         ("[limits.default]\ntokens_per_second = 1\nburst_s = 0.5", "f.toml:3: [limits.default] burst_s: allows less"),
+        ('[gpu]\nsource = "dcgm"', "f.toml:1: [gpu] urls: is empty"),
+        ('[gpu]\nurls = ["localhost:9400"]', 'f.toml:2: [gpu] urls[0]: "localhost:9400" does not begin with http'),
     ],
 )
 def test_single_mistakes(text: str, start: str) -> None:
@@ -251,6 +253,7 @@ def test_single_mistakes(text: str, start: str) -> None:
             'f.toml:4: [[engines]] tls.ca: "/none" cannot be read (No such',
         ),
         ('urls = ["http://h", "http://h/"]', 'f.toml:3: [[engines]] urls[1]: "http://h/" is given twice'),
+        ('urls = ["http://h"]\ngpus = [["0"], ["1"]]', "f.toml:4: [[engines]] gpus: names the GPUs of 2 URLs"),
         ('kind = "kserve"', 'f.toml:3: [[engines]] kind: "kserve" is not in this version'),
         ('urls = ["http://h"]\nmodels = []', "f.toml:4: [[engines]] models: is a list, must be a list of length >= 1"),
     ],
@@ -291,6 +294,11 @@ def test_what_works_but_hardly_as_meant_is_a_warning() -> None:
     warnings = read(engine.format("a") + engine.format("b") + "[keys]\nanonymous = false").warnings
     assert warnings[0].startswith("f.toml:4: [[engines]] models: engine 'b' gets no work")
     assert warnings[1].startswith("f.toml:8: [keys] anonymous: nobody may call")
+
+
+def test_gpus_that_no_engine_names_are_a_warning() -> None:
+    _, warnings = read('[gpu]\nsource = "nvml"\n[[engines]]\nname = "a"\nurls = ["http://a"]\n')
+    assert warnings == ("f.toml:2: [gpu] source: changes nothing: no engine names its GPUs; give [[engines]] gpus",)
 
 
 def test_secrets_come_from_files_and_variables_and_are_never_shown(tmp_path: Path) -> None:
