@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from .conftest import StartGateway
 from .rig import (
@@ -71,6 +73,28 @@ def test_l01_cold_start(backend: FakeBackend, start_gateway: StartGateway) -> No
     learnt = ask(gateway.port)
     assert (learnt.status, learnt.reason) == (503, "warming")
     assert learnt.retry_after <= 4, "the last start took about a second"
+
+
+def test_a_waiting_room_serves_those_who_came_too_early(backend: FakeBackend, start_gateway: StartGateway) -> None:
+    """The official client meets a cold engine: two wait until it is up, the third is sent away."""
+    backend.probe = scripts.refuses(503)
+    room = {"waiting_room": 2, "waiting_room_s": 60}
+    gateway = start_gateway(config_for(backend, admission=room), ready=False)
+    eventually(lambda: ask(gateway.port, method="GET", path="/readyz").status == 503)
+
+    def call() -> str:
+        with OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "early"}])
+        return "served"
+
+    with ThreadPoolExecutor(2) as workers:
+        early = [workers.submit(call) for _ in range(2)]
+        eventually(lambda: gateway.gauges() == (0, 2), 10, "both wait")
+        sent_away = ask(gateway.port)
+        assert (sent_away.status, sent_away.reason) == (503, "warming")
+        backend.probe = scripts.healthy
+        assert [one.result(timeout=30) for one in early] == ["served", "served"]
+    assert len(backend.calls) == 2
 
 
 # ---- L-02, L-03: signals ------------------------------------------------------------------------------------------
