@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,16 +16,20 @@ from forebay.core.snapshot import Snapshot
 from forebay.errors import ConfigError, UsageError
 from forebay.ingress import admin
 from forebay.ingress.admin import AdminServer
-from forebay.ingress.api.table import Asked
+from forebay.ingress.api.table import Asked, Endpoint, Reply
 
 SNAPSHOT = Snapshot(draining=False, offered=3, outcomes={"completed": 3}, queued=0, in_flight=0, keys=1, pools=())
 
 
-def server(token: str | None = None, status: Callable[[], dict[str, Any]] = lambda: {"mode": "hybrid"}) -> AdminServer:
+def server(
+    token: str | None = None,
+    status: Callable[[], dict[str, Any]] = lambda: {"mode": "hybrid"},
+    more: tuple[Endpoint, ...] = (),
+) -> AdminServer:
     registry = CollectorRegistry()
     Gauge("forebay_one", "One.", registry=registry).set(1)
     Gauge("forebay_two", "Two.", registry=registry).set(2)
-    return AdminServer(lambda: SNAPSHOT, status, registry, token, tuners=lambda frozen: {"frozen": frozen})
+    return AdminServer(lambda: SNAPSHOT, status, registry, token, tuners=lambda frozen: {"frozen": frozen}, more=more)
 
 
 def serve(made: AdminServer, talk: Callable[[int], Awaitable[None]]) -> None:
@@ -148,6 +152,76 @@ def test_a_failing_status_is_a_500_and_the_port_lives_on(caplog: pytest.LogCaptu
 
     serve(server(status=broken), talk)
     assert "no figures" in caplog.text
+
+
+async def _echo(asked: Asked) -> Reply:
+    """What was asked, as it arrived."""
+    said = {"body": len(asked.body), "query": asked.query, "place": asked.place, "word": asked.idempotency}
+    return Reply(201, json.dumps(said).encode())
+
+
+def post(path: str, body: bytes, headers: str = "") -> bytes:
+    return get(path, f"content-length: {len(body)}\r\n{headers}", "POST") + body
+
+
+def test_a_body_a_query_and_an_idempotency_key_arrive() -> None:
+    async def talk(port: int) -> None:
+        raw = post("/echo/a%20b?x=1&y=%2F", b"z" * 60_000, "Idempotency-Key: w\r\n")
+        status, _, body = await exchange(port, raw)
+        assert status == 201
+        assert json.loads(body) == {"body": 60_000, "query": "x=1&y=%2F", "place": "a b", "word": "w"}
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for piece in (raw[:50], raw[50:9000], raw[9000:]):
+            writer.write(piece)
+            await asyncio.sleep(0)
+        assert b" 201 Created\r\n" in await reader.read()
+        await close(writer)
+
+    serve(server(more=(Endpoint("POST", "/echo/{place}", "", _echo),)), talk)
+
+
+def test_what_is_too_large_is_refused_before_it_is_all_there() -> None:
+    async def talk(port: int) -> None:
+        for raw in (
+            post("/echo/a", b"z" * 100_000),
+            get("/echo/a", "x: " + "y" * 17_000 + "\r\n"),
+            b"POST /echo/a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + b"4000\r\n" * 1 + b"z" * 90_000,
+        ):
+            status, _, body = await exchange(port, raw)
+            assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
+
+    serve(server(more=(Endpoint("POST", "/echo/{place}", "", _echo),)), talk)
+
+
+def test_a_long_answer_is_sent_as_fast_as_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces are made only while the client takes them: memory holds a few, not the whole."""
+    monkeypatch.setattr(admin, "UNSENT_BYTES_MAX", 100_000)
+    made: list[int] = []
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for number in range(400):
+            made.append(number)
+            yield b"x" * 50_000
+
+    async def long(asked: Asked) -> Reply:
+        made.clear()
+        return Reply(200, kind=b"text/csv", pieces=pieces())
+
+    async def talk(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get("/long"))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"content-type: text/csv\r\n" in head
+        assert b"content-length" not in head
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(made) < 300, "it went on though nobody reads"
+        assert len(await reader.read()) == 400 * 50_000
+        await close(writer)
+        status, _, body = await exchange(port, get("/long", method="HEAD"))
+        assert (status, body) == (200, b"")
+
+    serve(server(more=(Endpoint("GET", "/long", "", long),)), talk)
 
 
 def test_the_loop_is_free_between_metric_families() -> None:
