@@ -72,7 +72,7 @@ class FairShare:
         ahead = flow.finish - self.clock
         rate = self._fair_rate(now)
         if rate <= 0.0:
-            return SECOND  # nothing was completed yet: no share is known, and this flow has its first
+            return 0  # nothing was completed yet: no share is known; the queue's turns are fair all the same
         total = max(self._weights, weight)
         excess = ahead - self.config.burst_s * rate / total
         return min(WAIT_MOST_NS, ceil(excess * total / rate * SECOND)) if excess > 0.0 else 0
