@@ -207,3 +207,46 @@ def test_what_derives_for_classes_is_shown() -> None:
     realtime, batch, _ = shown["classes"]
     assert (realtime["wait_budget_ms"], batch["wait_budget_ms"]) == (30, 50)
     assert (realtime["floor_share"], batch["floor_share"]) == (0.0, 0.02)
+
+
+def test_a_key_shares_the_limits_of_its_team_its_class_and_all() -> None:
+    shared = """
+[limits.all]
+tokens_per_month = 9
+models = { big = { tokens_per_minute = 5 } }
+[classes.gold.limits]
+concurrency = 3
+[teams.ops.limits]
+weighted_tokens_per_minute = 7
+[teams.free]
+[[keys.static]]
+id = "a"
+secret = "sk-a"
+class = "gold"
+team = "ops"
+[[keys.static]]
+id = "b"
+secret = "sk-b"
+team = "free"
+[[engines]]
+name = "e"
+urls = ["http://127.0.0.1:8000"]
+"""
+    built = pipeline_config(loads(shared, environment={}).config)
+    assert built.groups == {
+        "all": KeyLimits(tokens_per_month=9, models={"big": KeyLimits(tokens_per_minute=5)}),
+        "class:gold": KeyLimits(concurrency=3),
+        "team:ops": KeyLimits(weighted_tokens_per_minute=7),
+    }
+    assert built.keys["a"].groups == ("team:ops", "class:gold", "all")
+    assert built.keys["b"].groups == built.keys["anonymous"].groups == ("all",)
+
+
+@pytest.mark.parametrize(
+    ("everybody", "own", "caps"), [(None, None, None), (9, None, 9), (None, 4, 4), (9, 4, 4), (3, 4, 3)]
+)
+def test_the_lower_cap_of_output_counts(everybody: int | None, own: int | None, caps: int | None) -> None:
+    text = TEXT + (f"cap_output_tokens = {own}\n" if own else "")
+    text += f"[estimate]\ncap_output_tokens = {everybody}\n" if everybody else ""
+    entries = {entry.id: entry for entry in key_table(loads(text, environment={}).config).values()}
+    assert (entries["l"].max_output_tokens, entries["k"].max_output_tokens) == (caps, everybody)

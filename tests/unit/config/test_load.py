@@ -221,6 +221,11 @@ def test_a_value_from_the_environment_or_a_flag_is_named_by_it() -> None:
         ('[[routes]]\npath = "x"', 'f.toml:2: [[routes]] path: is "x", which is not allowed; use a path'),
         ('[[routes]]\npath = "/x"\nengine = "e"', 'f.toml:3: [[routes]] engine: "e" is no engine'),
         ('[[keys.static]]\nid = "a"\nsecret = "s"\nclass = "b"', 'f.toml:4: [[keys.static]] class: "b" is no class'),
+        ('[[keys.static]]\nid = "a"\nsecret = "s"\nteam = "b"', 'f.toml:4: [[keys.static]] team: "b" is no team'),
+        ("[limits.all]\ntokens_per_minute = -1", "f.toml:2: [limits.all] tokens_per_minute"),
+        ("[limits.all]\ntokens_per_day = 9\ntokens_per_month = 8", "f.toml:2: [limits.all] tokens_per_day"),
+        ("[teams.a.limits]\ntokens_per_second = 3\nburst_s = 0.1", "f.toml:3: [teams] a.limits.burst_s: allows less"),
+        ("[teams.a.limits.models.m.models.n]", "f.toml: [teams] a.limits.models.m.models: unknown field"),
         ('[[keys.static]]\nid = "anonymous"\nsecret = "s"', 'f.toml:2: [[keys.static]] id: "anonymous" is reserved'),
         (
             '[[keys.static]]\nid = "a"\nsecret = "s"\nroutes = ["chta"]',

@@ -38,6 +38,7 @@ def config(text: str) -> Config:
             "ttft_ms = 500\n[admission]\nmode = 'admission'\nfair_share = true\n[queue]\ndepth_limit = 3",
         ),
         ("limit = 64", "limit = 8, most = 32, kv_tokens = 1000"),
+        ("[classes.gold]", "[estimate]\ncap_output_tokens = 7\n[teams.a.limits]\ntokens_per_day = 5\n[classes.gold]"),
         ("priority = 1", "priority = 9\n[classes.silver]"),
         ('"guarded"', '"fixed"'),
         ("limit = 64", 'limit = 64, shadow = { kind = "aimd", most = 9 }'),
