@@ -57,7 +57,7 @@ def test_the_depth_follows_the_drain_rate_and_the_gate_the_depth() -> None:
     assert at.depth.limit(Mode.HYBRID) == at.tuning.acting.depth
     assert at.depth.limit(Mode.BACKPRESSURE) == at.config.depth.held_limit, "held requests have a bound of their own"
     first = at.tuning.acting.log[0]
-    assert (first.old, first.new, first.why) == (256, 128, "rate")
+    assert (first.old, first.new, first.why) == (256, 64, "rate")
     assert first.reading is not None
     assert 80 <= first.reading.rate_per_s <= 120
     assert first.reading.busy == pytest.approx(1.0, abs=0.05)
@@ -113,7 +113,7 @@ def test_an_engine_that_is_away_is_no_signal() -> None:
     acting = made.pipeline.pools[0].tuning.acting
     assert acting.advice is not None
     assert acting.advice.why == "no_signal"
-    assert acting.depth >= depth // 2, "at most the look in which it went"
+    assert acting.depth >= depth // 4, "at most the look in which it went"
 
 
 def test_frozen_it_looks_and_leaves_the_depth() -> None:
@@ -122,7 +122,7 @@ def test_frozen_it_looks_and_leaves_the_depth() -> None:
     acting = made.pipeline.pools[0].tuning.acting
     assert (acting.depth, acting.changes) == (256, 0)
     assert acting.advice is not None
-    assert acting.advice.depth == 128
+    assert acting.advice.depth == 64
     depths.freeze(made.pipeline.pools, False)
     made.run(22 * SECOND)
     assert acting.depth < 30
@@ -200,6 +200,6 @@ def test_the_log_is_bounded() -> None:
     made = world(config, (0, 300))
     made.run(30 * SECOND)
     acting = made.pipeline.pools[0].tuning.acting
-    assert acting.changes > 5
+    assert acting.changes > 3
     assert len(acting.log) == 3
     assert acting.changed_at == acting.log[-1].at

@@ -280,7 +280,7 @@ def _tuner(config: Config, kind: Literal["derived", "stepwise", "fixed"]) -> Tun
         made = replace(made, wait_ns=int(tuner.wait_ms * MILLISECOND))
     return replace(
         made,
-        least=tuner.least,
+        least=made.least if tuner.least is None else tuner.least,
         most=made.most if tuner.most is None else tuner.most,
         interval_ns=made.interval_ns if tuner.interval_s is None else int(tuner.interval_s * SECOND),
     )

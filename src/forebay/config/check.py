@@ -160,7 +160,7 @@ def _waits(config: Config) -> Iterator[Problem]:
 
 def _tuner(config: Config) -> Iterator[Problem]:
     tuner = config.tuner
-    if tuner.most is not None and tuner.most < tuner.least:
+    if tuner.most is not None and tuner.least is not None and tuner.most < tuner.least:
         yield Problem(("tuner", "most"), f"is {tuner.most}, below tuner.least ({tuner.least})", "raise it")
 
 

@@ -494,8 +494,8 @@ ANONYMOUS = "anonymous"
 """Key id of callers without a key."""
 
 
-DEPTH_BEGINS = {"derived": 256, "stepwise": 16, "fixed": 256}
-"""Where a tuner begins: the published rule where it did, ours where the depth only bounds memory."""
+DEPTH_BEGINS, NARROW_DEPTH_BEGINS = 256, 16
+"""Where the depth begins: where it only bounds memory, and where it is to bound the wait by itself."""
 
 
 def tuner_kind(config: Config) -> Literal["derived", "stepwise", "fixed"]:
@@ -505,8 +505,9 @@ def tuner_kind(config: Config) -> Literal["derived", "stepwise", "fixed"]:
 
 def depth_limit(config: Config) -> int:
     """The depth that was set, or where its tuner begins."""
-    set_to = config.queue.depth_limit
-    return DEPTH_BEGINS[config.tuner.kind] if set_to is None else set_to
+    set_to, tuner = config.queue.depth_limit, config.tuner
+    narrow = tuner.kind == "stepwise" or (tuner.kind == "derived" and tuner.wait_ms is not None)
+    return (NARROW_DEPTH_BEGINS if narrow else DEPTH_BEGINS) if set_to is None else set_to
 
 
 def wait_budget_ms(config: Config, ttft_ms: float | None = None) -> float:

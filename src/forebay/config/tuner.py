@@ -23,13 +23,19 @@ class Tuner(Section, frozen=True):
         Seconds | None,
         Meta(description="Between two looks, in seconds. Unset: 2 (derived), 30 (stepwise).", examples=[2]),
     ] = None
-    least: Annotated[Count, Meta(description="Never below this many.")] = 4
+    least: Annotated[
+        Count | None, Meta(description="Never below this many. Unset: 1 (derived), 4 (stepwise).", examples=[4])
+    ] = None
     most: Annotated[
         Count | None, Meta(description="Never above this many. Unset: 4096 (derived), 64 (stepwise).", examples=[512])
     ] = None
     wait_ms: Annotated[
         Milliseconds | None,
-        Meta(description="Wait that derived has room for, in ms. Unset: the wait budget in force.", examples=[200]),
+        Meta(
+            description="Wait behind a full queue that derived aims at, in ms, where the depth is to bound the wait by "
+            "itself. Unset: the wait budget in force, with room for its tail.",
+            examples=[200],
+        ),
     ] = None
     frozen: Annotated[bool, Meta(description="Look and tell, but leave the depth as it is.")] = False
     shadow: Annotated[

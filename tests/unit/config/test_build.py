@@ -134,7 +134,7 @@ def test_a_depth_that_is_set_is_fixed_and_one_that_is_not_is_derived() -> None:
     assert (other.tuner, other.frozen, other.kept) == (StepwiseConfig("stepwise", 2, 99, 5 * SECOND), True, 7)
     assert tuning("[slo]\nttft_ms = 400\n[classes.slow]\nttft_ms = 450\n")[1].wait_budget_ns == 45 * MILLISECOND
     with pytest.raises(ConfigError, match=r"\[tuner\] most: is 3, below tuner.least \(4\)"):
-        tuning("[tuner]\nmost = 3\n")
+        tuning("[tuner]\nleast = 4\nmost = 3\n")
 
 
 def test_what_is_tried_in_shadow() -> None:

@@ -2,8 +2,8 @@
 
 By Little's law D * B requests wait when each waits for B and D slots a second become free; more than that cannot be
 served within the budget, so waiting would be for nothing. Releases come in clumps, so the depth has room for the upper
-end of a Poisson count, and a headroom, since the predicted wait is to refuse before the depth does. It never falls
-below a batch, where batches are formed here.
+end of a Poisson count, and a headroom, since the predicted wait is to refuse before the depth does. Where the depth is
+to bound the wait by itself, it is D * B and no more. It never falls below a batch, where batches are formed here.
 
 D is only known while the engines have enough to do, so the depth holds while they do not, and while nothing is
 released; it goes down quickly, goes up slowly and only while it is felt, and stays where it is when it is near enough.
@@ -25,14 +25,14 @@ class DerivedConfig:
     """Nothing here needs a hand: what matters is the wait budget, and that is the objective's."""
 
     kind: Literal["derived"] = "derived"
-    least: int = 4
+    least: int = 1
     most: int = 4096
     interval_ns: int = 2 * SECOND
-    wait_ns: int | None = None  # that the depth has room for; None: the wait budget in force
+    wait_ns: int | None = None  # the wait behind a full queue; None: the wait budget in force, and the room
     headroom: float = 1.25
     tail_z: float = 2.33  # the 99th percentile of the count of releases
     near: float = 0.2  # of the depth is no reason to move
-    down_most: float = 0.5  # of the depth is left after one look, at least
+    down_most: float = 0.25  # of the depth is left after one look, at least
     up_most: float = 1.25  # of it after one look, at most, and one
     busy: float = 0.75  # share of the places in use from which on releases speak of capacity, not of demand
     releases_min: int = 8
@@ -74,7 +74,11 @@ class Derived:
 
     def _target(self, reading: Reading) -> int:
         config = self._config
-        wait_ns = reading.wait_budget_ns if config.wait_ns is None else config.wait_ns
-        served = reading.rate_per_s * wait_ns / SECOND / min(1.0, reading.correction)
-        room = config.headroom * max(served + config.tail_z * sqrt(served), float(reading.batch))
+        if config.wait_ns is not None:
+            room = reading.rate_per_s * config.wait_ns / SECOND
+        else:
+            served = reading.rate_per_s * reading.wait_budget_ns / SECOND / min(1.0, reading.correction)
+            room = config.headroom * (served + config.tail_z * sqrt(served))
+        if reading.batch > 1:
+            room = max(room, config.headroom * reading.batch)
         return max(self.least, min(self.most, ceil(room)))
