@@ -195,11 +195,11 @@ def section(result: dict[str, Any]) -> str:
     """The generated section of docs/tuning.md."""
     lines = [
         (
-            f"Simulated: one `{PROFILE}`, its limit guarded; Poisson arrivals of chat (553 prompt and 189 output tokens "
-            f"on average) at a multiple of the fluid bound ({bound('chat'):.1f} requests/s); objectives {TTFT_MS:g} ms "
-            f"to the first token and {TPOT_MS:g} ms per token. {result['seeds']} seeds, mean ± standard deviation over "
-            f"them, the first {WARM_UP_S:g} of {LADDER_S:g} s not counted. `{result['command']}`, commit "
-            f"`{result['environment']['commit'][:12]}`."
+            f"Simulated: one `{PROFILE}`, its limit guarded; Poisson arrivals of chat (553 prompt and 189 output "
+            f"tokens on average) at a multiple of the fluid bound ({bound('chat'):.1f} requests/s); objectives "
+            f"{TTFT_MS:g} ms to the first token and {TPOT_MS:g} ms per token. {result['seeds']} seeds, mean ± standard "
+            f"deviation over them, the first {WARM_UP_S:g} of {LADDER_S:g} s not counted. `{result['command']}`, "
+            f"commit `{result['environment']['commit'][:12]}`."
         ),
         "",
     ]

@@ -415,6 +415,8 @@ class Pipeline:
         self._end_lease(lease, pool, now)
         if usage is not None and usage.exact:
             usage = self.estimator.learn(ticket.request, usage)
+        for times in pool.tuning.timed:
+            times.add((ticket.first_token or now) - ticket.arrived)
         self._close(ticket, Outcome.COMPLETED, None, usage, now)
         if not self.queued:
             return []
@@ -556,9 +558,6 @@ class Pipeline:
         ran = outcome is not Outcome.EVICTED
         path.settle(ticket.demand.input_tokens, ticket.paid_output, usage, ticket.arrived, now, ran)
         request = ticket.request
-        if outcome is Outcome.COMPLETED:
-            for times in ticket.pool.tuning.timed:
-                times.add((ticket.first_token or now) - ticket.arrived)
         if ticket.pool.shares and (fair := ticket.pool.fair(request.priority)) is not None:
             fair.ended(request.flow or request.key, ticket.demand.work, 0 if usage is None else usage.work, now)
         if ticket.pool.shadows is not None:

@@ -77,11 +77,15 @@ def _said(
 
 def _window(pool: Pool, demand: Demand, now: Instant) -> Said:
     """Is there a place for it, on any engine?"""
-    ready = [engine for engine in pool.engines if engine.health.available(now)]
-    limits = [(engine, engine.limit) for engine in ready if isinstance(engine.limit, Shadowed)]
-    full = not any(_has_room(engine, both.acting, demand.tokens) for engine, both in limits)
-    would_be = not any(_has_room(engine, both.shadow, demand.tokens) for engine, both in limits)
-    places, used = sum(both.shadow.requests for _, both in limits), sum(engine.places for engine, _ in limits)
+    full = would_be = True
+    places = used = 0
+    for engine in pool.engines:
+        both = engine.limit
+        if isinstance(both, Shadowed) and engine.health.available(now):
+            full = full and not _has_room(engine, both.acting, demand.tokens)
+            would_be = would_be and not _has_room(engine, both.shadow, demand.tokens)
+            places += both.shadow.requests
+            used += engine.places
     return _said("window", full, would_be, places, used, "requests in flight")
 
 
