@@ -278,6 +278,17 @@ class PipelineMachine(RuleBasedStateMachine):
         assert lease.ticket.first_token == (was or self.now)
 
     @precondition(lambda self: self.running)
+    @rule(data=st.data(), tokens=st.sampled_from([1, 40, 5_000]))
+    def stream(self, data: st.DataObject, tokens: int) -> None:
+        """A stream goes on; what goes beyond its reservation is debited once."""
+        lease = data.draw(st.sampled_from(self.running))
+        lease.generated += tokens
+        assert self.pipeline.meter(lease, self.now) == 0, "as a debt, by default"
+        before = self.budgets()
+        assert self.pipeline.meter(lease, self.now) == 0
+        assert self.budgets() == before, "nothing is debited twice"
+
+    @precondition(lambda self: self.running)
     @rule(data=st.data(), usage=usages, healthy=st.booleans())
     def finish(self, data: st.DataObject, usage: Usage | None, healthy: bool) -> None:
         lease = data.draw(st.sampled_from(self.running))
