@@ -61,6 +61,7 @@ FIRST_PROBE_S = 1.0
 DRAIN_CHECK_S = 0.02
 LINGER_S = 0.2
 WALL_S = 1.0  # between two looks at the wall clock
+SWITCH_S = 0.0005  # longest that the loop waits for a thread of the ledger to let go of the interpreter
 FLUSH_S = 0.5  # of the access log and the record
 
 OF_A_STORE = ("/api/v1/keys", "/api/v1/ledger", "/api/v1/audit")
@@ -293,6 +294,7 @@ class App:
             return None
         from forebay.ledger.database import open_store
 
+        sys.setswitchinterval(SWITCH_S)
         database = await asyncio.to_thread(open_store, url)
         self._stack.callback(database.close)
         return database

@@ -32,7 +32,7 @@ class Ledger(Section, frozen=True):
     ] = 50
     post_interval_ms: Annotated[
         Milliseconds, Meta(description="Time between two postings to the store, in ms; each is one transaction.")
-    ] = 200
+    ] = 1000
     journal_max_bytes: Annotated[
         Count,
         Meta(

@@ -17,6 +17,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from forebay.ledger.tables import accounts, entries, transfers
 
 KINDS = ("issued", "available", "held", "spent", "debt")
+COUNTER = "available"
+"""The account on which a key's transfers are counted."""
 CHUNK = 500  # keys in one statement: SQLite takes 32,766 parameters, and locks should be short
 
 T = TypeVar("T")
@@ -56,7 +58,7 @@ class Accounts:
     ids: dict[str, int] = field(default_factory=dict)
     balances: dict[str, int] = field(default_factory=dict)
     transfers: int = 0
-    changed: bool = False
+    changed: set[str] = field(default_factory=set)
 
     def given_back(self, tokens: int) -> dict[str, int]:
         """Where tokens go that become free: to what is owed first, the rest is available."""
@@ -82,9 +84,11 @@ class Page:
         assert sum(moves.values()) == 0, "ledger: a transfer made or lost tokens"
         account = self.accounts[key]
         for name, change in moves.items():
-            account.balances[name] += change
+            if change:
+                account.balances[name] += change
+                account.changed.add(name)
         account.transfers += 1
-        account.changed = True
+        account.changed.add(COUNTER)
         self._rows.append({
             "key_id": key, "number": account.transfers, "kind": kind, "amount": amount, "lease_id": lease,
             "idempotency": idempotency, "actor": actor, "note": note, "at_ms": self.now_ms,
@@ -104,10 +108,13 @@ class Page:
         ]
         self.connection.execute(insert(entries), lines)
         balances = [
-            {"of": account.ids[name], "to_balance": account.balances[name], "to_transfers": account.transfers}
+            {
+                "of": account.ids[name],
+                "to_balance": account.balances[name],
+                "to_transfers": account.transfers if name == COUNTER else 0,
+            }
             for account in self.accounts.values()
-            if account.changed
-            for name in KINDS
+            for name in sorted(account.changed)
         ]
         change = update(accounts).where(accounts.c.id == bindparam("of"))
         self.connection.execute(
@@ -128,9 +135,9 @@ def transfers_by(connection: Connection, idempotency: Iterable[str]) -> list[Tra
     return found
 
 
-def insert_or(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
+def insert_or(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
     """An INSERT that may say what to do ON CONFLICT, in the store's dialect; both spell it alike."""
-    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
 
 
 def chunks(items: Sequence[T]) -> Iterator[list[T]]:
@@ -147,7 +154,7 @@ def _locked(connection: Connection, keys: list[str]) -> dict[str, Accounts]:
         _read(connection, part, found)
         if new := [key for key in part if not found[key].ids]:
             rows = [{"key_id": key, "kind": kind, "balance": 0, "transfers": 0} for key in new for kind in KINDS]
-            connection.execute(insert_or(connection, accounts).on_conflict_do_nothing(), rows)
+            connection.execute(insert_or(connection.dialect.name, accounts).on_conflict_do_nothing(), rows)
             _read(connection, new, found)
     return found
 
@@ -157,4 +164,6 @@ def _read(connection: Connection, keys: list[str], into: dict[str, Accounts]) ->
     wanted = select(*columns).where(accounts.c.key_id.in_(keys)).order_by(accounts.c.key_id, accounts.c.id)
     for key, kind, number, balance, count in connection.execute(wanted.with_for_update()):
         account = into[key]
-        account.ids[kind], account.balances[kind], account.transfers = number, balance, count
+        account.ids[kind], account.balances[kind] = number, balance
+        if kind == COUNTER:
+            account.transfers = count

@@ -17,7 +17,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from forebay.core.instant import SECOND
-from forebay.core.model import Demand, Lease, Refusal, Request, Ticket
+from forebay.core.model import NOTHING_USED, Demand, Lease, Refusal, Request, Ticket
 from forebay.core.quota.credits import CreditLine
 from forebay.errors import ForebayError
 from forebay.ledger.clerk import Answers, Clerk
@@ -36,6 +36,8 @@ SOON_S = 10.0
 """A lease that lasted less than this is followed by one of twice the size."""
 TEND_S = 0.05
 LONG_AGO = -1e9
+GATHERING = 0.8
+"""Of the write interval; the rest is for the writing."""
 GOLDEN = 0.618034
 SETTLED, PREPAID = int(Kind.SETTLED), int(Kind.PREPAID)
 
@@ -47,7 +49,7 @@ class DeskConfig:
     journal: Path
     write_s: float = 0.01
     sync_s: float = 0.05
-    post_s: float = 0.2
+    post_s: float = 1.0
     bytes_most: int = 1 << 30
     lease_tokens: int = 20_000
     lease_tokens_most: int = 2_000_000
@@ -129,7 +131,7 @@ class Desk:
             raise
         self._journal = journal
         self._scribe = Scribe(
-            journal, write_s=config.write_s / 2, sync_s=config.sync_s, bytes_most=config.bytes_most,
+            journal, write_s=config.write_s * GATHERING, sync_s=config.sync_s, bytes_most=config.bytes_most,
             wall_ms=self._wall_ms, written=self._written,
         )  # fmt: skip
         self._clerk = Clerk(
@@ -151,12 +153,7 @@ class Desk:
 
     def used(self) -> dict[str, tuple[int, int]]:
         """key -> tokens that it used today and this month, as the store knows them. Blocks; for the start."""
-        found: dict[str, tuple[int, int]] = {}
-        for key, period, _, tokens_in, tokens_out in self._posting.used(self._wall_ms()):
-            day, month = found.get(key, (0, 0))
-            tokens = tokens_in + tokens_out
-            found[key] = (tokens, month) if period == "day" else (day, tokens)
-        return found
+        return self._posting.used(self._wall_ms())
 
     def start(self, loop: asyncio.AbstractEventLoop, till: Till) -> None:
         self._loop, self._till = loop, till
@@ -216,18 +213,17 @@ class Desk:
 
     def closed(self, ticket: Ticket) -> None:
         """A request ended: what it used goes to the journal."""
-        usage, credit = ticket.usage, ticket.path.credit
-        if credit is not None:
+        usage, kind = ticket.usage, SETTLED
+        if ticket.path.credit is not None:
+            kind = PREPAID
             metered = self._scribe.streams.pop(ticket.sequence, None) is not None
-            if usage is None and not metered:
-                return
-        elif usage is None:
-            return
-        tokens_in = tokens_out = 0
-        if usage is not None:  # an engine's word of less than nothing would mint tokens
-            tokens_in, tokens_out = usage.charged_input, max(0, usage.output_tokens)
-        kind = SETTLED if credit is None else PREPAID
-        self._scribe.note((kind, ticket.request.key, ticket.sequence, tokens_in, tokens_out))
+            if usage is None and metered:
+                usage = NOTHING_USED
+        if usage is not None:
+            tokens_in, tokens_out = usage.charged_input, usage.output_tokens
+            if tokens_out < 0:  # an engine's word of less than nothing would mint tokens
+                tokens_out = 0
+            self._scribe.note((kind, ticket.request.key, ticket.sequence, tokens_in, tokens_out))
 
     def shed(self, request: Request, refusal: Refusal, predicted_wait_ns: int) -> None:
         """Nothing was used."""

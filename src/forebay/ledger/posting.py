@@ -6,11 +6,11 @@ lost is recognised when it is posted again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Insert, case, func, insert, or_, select, update
 
 from forebay.ledger.booking import insert_or
 from forebay.ledger.credits import Credits
@@ -106,22 +106,29 @@ class Posting:
             for (key, period, start), use in sorted(_by_period(tally).items())
         ]  # fmt: skip
         if rows:
-            statement = insert_or(connection, usage)
-            counts = ("requests", "input_tokens", "output_tokens")
-            grown = {name: usage.c[name] + statement.excluded[name] for name in counts}
-            where = [usage.c.key_id, usage.c.period, usage.c.start]
-            connection.execute(statement.on_conflict_do_update(index_elements=where, set_=grown), rows)
+            connection.execute(_grow_usage(connection.dialect.name), rows)
         self.credits.capture(connection, journal, upto, tally.captured)
 
-    def used(self, at_ms: int) -> Iterator[Row[str, str, int, int, int]]:
-        """What each key used in the day and the month of `at_ms`: (key, period, requests, input, output tokens)."""
+    def used(self, at_ms: int) -> dict[str, tuple[int, int]]:
+        """key -> tokens that it used in the day and in the month of `at_ms`, in and out together."""
         day = civil_day(at_ms // DAY_MS)
-        now = ((usage.c.period == "day") & (usage.c.start == day)) | (
-            (usage.c.period == "month") & (usage.c.start == day // 100)
-        )
-        columns = (usage.c.key_id, usage.c.period, usage.c.requests, usage.c.input_tokens, usage.c.output_tokens)
+        today = (usage.c.period == "day") & (usage.c.start == day)
+        month = (usage.c.period == "month") & (usage.c.start == day // 100)
+        tokens = usage.c.input_tokens + usage.c.output_tokens
+        columns = (func.sum(case((which, tokens), else_=0)) for which in (today, month))
+        wanted = select(usage.c.key_id, *columns).where(or_(today, month)).group_by(usage.c.key_id)
         with self.database.read() as connection:
-            yield from connection.execute(select(*columns).where(now))
+            return {key: (int(of_day), int(of_month)) for key, of_day, of_month in connection.execute(wanted)}
+
+
+@cache
+def _grow_usage(dialect: str) -> Insert:
+    """Add to a row of use, or make it."""
+    statement = insert_or(dialect, usage)
+    counts = ("requests", "input_tokens", "output_tokens")
+    grown = {name: usage.c[name] + statement.excluded[name] for name in counts}
+    where = [usage.c.key_id, usage.c.period, usage.c.start]
+    return statement.on_conflict_do_update(index_elements=where, set_=grown)
 
 
 def _by_period(tally: Tally) -> dict[tuple[str, str, int], Use]:

@@ -81,7 +81,8 @@ class Scribe:
         while not self._stopped.is_set():
             self._wake.wait()
             self._wake.clear()
-            while not self._stopped.wait(self._write_s if self.trouble is None else RETRY_S):
+            while not self._stopped.is_set():
+                time.sleep(self._write_s if self.trouble is None else RETRY_S)  # an event costs more, each time
                 now = time.monotonic()
                 metered = now >= meter_at
                 if metered:
@@ -130,8 +131,9 @@ class Scribe:
         if self.trouble is not None:
             log.warning("the journal %s is written again", self.journal.folder)
             self.trouble = None
-        self._unsynced = True
-        self._sync_soon.set()
+        if not self._unsynced:
+            self._unsynced = True
+            self._sync_soon.set()
         self._written(frame)
 
     def _keep(self, waiting: list[Record]) -> None:

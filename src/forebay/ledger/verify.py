@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Row, Select, case, func, literal, or_, select
 
-from forebay.ledger.booking import KINDS
+from forebay.ledger.booking import COUNTER, KINDS
 from forebay.ledger.database import Database
 from forebay.ledger.tables import accounts, entries, leases, transfers
 
@@ -106,7 +106,7 @@ def _no_transfer_is_missing(connection: Connection) -> Iterator[Discrepancy]:
     wanted = (
         select(accounts.c.key_id, accounts.c.transfers, counted.c.n, counted.c.first, counted.c.last)
         .outerjoin(counted, counted.c.key_id == accounts.c.key_id)
-        .where(accounts.c.kind == "available")
+        .where(accounts.c.kind == COUNTER)
     )
     for key, said, count, first, last in connection.execute(wanted):
         if said != (count or 0) or (count and (first, last) != (1, count)):
