@@ -1,6 +1,7 @@
 """The core alone: what one decision takes, and one request from its offer to its end, without any I/O.
 
-``python -m benchmarks.core`` (or ``make bench NAME=core``) drives the production pipeline on a manual clock, writes
+``python -m benchmarks.core`` (or ``make bench NAME=core``) drives the production pipeline on a manual clock, then real
+gateways without sockets (core_http.py), and writes
 ``benchmarks/results/core-DATE.json`` and the generated section of ``docs/benchmarks.md``. Times are CPU time of the
 thread, so that others on the machine add little but cold caches; what reading that clock takes is taken off.
 """
@@ -11,6 +12,7 @@ import gc
 import json
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,7 +23,7 @@ from typing import Any, Final
 
 import click
 
-from benchmarks import environment, tables
+from benchmarks import core_http, environment, tables
 from benchmarks.core_cases import CASES, STATES, Situation
 from benchmarks.peers import ROOT
 from forebay.report.statistics import percentile
@@ -68,17 +70,32 @@ def measure(situation: Situation, steps: int, overhead_ns: int) -> Figures:
     }
 
 
+def reference(repeats: int, overhead_ns: int) -> Figures:
+    """The same figures of a fixed piece of Python: its p99 is the machine's, not ours."""
+    read = time.thread_time_ns
+    table = {number: number for number in range(64)}
+    taken = []
+    for _ in range(repeats):
+        before = read()
+        total = 0
+        for number in range(64):
+            total += table[number]
+        taken.append(read() - before - overhead_ns)
+    return _figures(taken)
+
+
 def _figures(ns: Sequence[int]) -> Figures:
     ordered = sorted(max(0, one) for one in ns)
     shares = {name: (percentile(ordered, share) or 0.0) / 1000 for name, share in SHARES.items()}
     return {"mean": fmean(ordered) / 1000, **shares}
 
 
-def run(rounds: int, steps: int) -> tuple[list[dict[str, Any]], list[int]]:
-    """The figures of every case, a spread over the rounds; and what reading the clock took in each round."""
+def run(rounds: int, steps: int) -> dict[str, Any]:
+    """The figures of every case, a spread over the rounds; those of the reference; what reading the clock took."""
     situations = [Situation(case) for case in CASES]
     found: list[list[Figures]] = [[] for _ in CASES]
-    overheads = []
+    overheads: list[int] = []
+    references: list[Figures] = []
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)  # as the gateway does
@@ -90,11 +107,13 @@ def run(rounds: int, steps: int) -> tuple[list[dict[str, Any]], list[int]]:
                 figures.append(measured)
         if number:
             overheads.append(overhead)
+            references.append(reference(steps, overhead))
         click.echo(f"round {number}/{rounds}" if number else "warm", err=True)
-    return [
+    cases = [
         {"title": case.title, "state": case.state, "figures": _spreads(figures)}
         for case, figures in zip(CASES, found, strict=True)
-    ], overheads
+    ]
+    return {"clock_ns": overheads, "reference": _spreads(references), "cases": cases}
 
 
 def _spreads(rounds: Sequence[Figures]) -> dict[str, Any]:
@@ -133,25 +152,55 @@ def markdown(result: dict[str, Any]) -> str:
         f"Wanted: a decision within {TARGET_P99_US:g} µs at p99. Reached: {said}; the slowest takes {worst:.1f}.",
     ]
     lines += [f"Reading the clock took {min(overheads)} to {max(overheads)} ns, and is taken off."]
+    noise = [tables.cell(result["reference"][f"{name}_us"], 1) for name in SHARES]
+    lines += [
+        f"A fixed piece of Python, timed alike, took {noise[0]} µs at p50, {noise[1]} at p99 and {noise[2]} at p99.9:"
+    ]
+    lines += ["what lies between is the machine, whose caches others use too."]
+    if "http" in result:
+        lines += ["", *_http(result)]
     return "\n".join(lines) + "\n"
+
+
+def _http(result: dict[str, Any]) -> list[str]:
+    rows = [[row["title"], *(tables.cell(row[key], 1) for key in ("us", "added_us"))] for row in result["http"]]
+    claimed = next(row for row in result["http"] if row["name"] == core_http.CLAIMED)
+    added, target = claimed["added_us"]["median"], core_http.TARGET_US
+    memory = result["memory"]
+    wanted = f"Wanted: at most {target:g} µs for estimator, limits and ledger with {core_http.KEYS:,} keys."
+    reached = f"Reached: {added:.1f} µs on the loop with {core_http.ACTIVE:,} of them calling in turn."
+    known, called = (f"{memory[name]:,.0f} bytes" for name in ("known_bytes", "called_bytes"))
+    return [
+        *tables.table(["a request, with", "CPU µs", "more than the first"], rows),
+        "",
+        f"{wanted} {reached}",
+        f"The ledger's threads spend {result['ledger_us']:.1f} µs more per request, of which the loop sees nothing.",
+        f"A key of the store takes {known} of memory, and {called} once it has called (mean over all keys).",
+    ]
 
 
 @click.command(help=__doc__)
 @click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True)
 @click.option("--steps", type=click.IntRange(1000), default=20_000, show_default=True, help="Of each case and round.")
+@click.option("--http/--no-http", default=True, show_default=True, help="Also the whole way of a request, with stores.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
 @click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
-def main(rounds: int, steps: int, json_path: Path | None, dry: bool) -> None:
+def main(rounds: int, steps: int, http: bool, json_path: Path | None, dry: bool) -> None:
     load_before = environment.load_average()
-    cases, overheads = run(rounds, steps)
+    found = run(rounds, steps)
     result: dict[str, Any] = {
         "environment": environment.describe(load_before),
         "command": shlex.join(["python", "-m", "benchmarks.core", *sys.argv[1:]]),
         "rounds_run": rounds,
         "steps": steps,
-        "clock_ns": overheads,
-        "cases": cases,
+        **found,
     }
+    if http:
+        with tempfile.TemporaryDirectory() as folder:
+            result["http"], result["ledger_us"] = core_http.measure(
+                rounds, Path(folder), lambda text: click.echo(text, err=True)
+            )
+            result["memory"] = core_http.memory(Path(folder))
     click.echo(markdown(result))
     if dry:
         return
