@@ -58,7 +58,13 @@ def gateway(shared_backend: FakeBackend, folder: Path) -> Iterator[GatewayProces
         slots=1,
         places=4,
         mode="backpressure",
-        keys=[key("a"), key("spent", requests_per_minute=1), *(key(f"c{i}", requests_per_minute=3) for i in range(10))],
+        keys=[
+            key("a"),
+            key("spent", requests_per_minute=1),
+            key("gold") | {"class": "gold"},
+            *(key(f"c{i}", requests_per_minute=3) for i in range(10)),
+        ],
+        classes={"gold": {"priority": 1}},
         engine={"api_key": "sk-of-the-engine"},
         server={"cors_origins": [PAGE]},
         telemetry={"access_log": True, "access_log_path": str(folder / "access.jsonl"), "log_level": "debug"},
@@ -300,24 +306,24 @@ def test_k06_a_header_makes_nobody_somebody_else(
 def test_k06_priority_by_header_goes_no_higher_than_the_class(
     gateway: GatewayProcess, fresh_backend: FakeBackend
 ) -> None:
-    """Three of one class wait; the last asks for the highest priority: they are served as they came."""
-    marks = [marker() for _ in range(3)]
+    """Two of the lowest class wait and ask for the highest priority; one of a higher class goes before both."""
+    urgent, gold = [marker() for _ in range(2)], marker()
     gate = scripts.Gate(scripts.ordinary)
     fresh_backend.plan.append(gate)
     with RawClient(gateway.port) as running:
         running.request(chat(), key="sk-a")
         eventually(lambda: gateway.gauges() == (1, 0))
         waiting = []
-        for place, mark in enumerate(marks):
+        for place, mark in enumerate([*urgent, gold]):
             waiting.append(client := RawClient(gateway.port))
-            urgent = [("x-forebay-priority", "100"), ("x-priority", "100")] if place == 2 else []
-            client.request(chat(mark), key="sk-a", headers=urgent)
+            wish = [] if mark == gold else [("x-forebay-priority", "100"), ("x-priority", "100")]
+            client.request(chat(mark), key="sk-gold" if mark == gold else "sk-a", headers=wish)
             eventually(lambda place=place: gateway.gauges() == (1, place + 1))  # type: ignore[misc]
         gate.open(fresh_backend)
         for client in waiting:
             assert client.read_answer().status == 200
             client.close()
-    assert [call.marker for call in fresh_backend.calls][1:] == marks
+    assert fresh_backend.calls[1].marker == gold
 
 
 def test_k06_naming_many_flows_gets_nobody_more_than_one_share(
