@@ -35,6 +35,8 @@ from forebay.engines.probe import Probed, Prober
 from forebay.errors import ForebayError, UsageError
 from forebay.ingress.admin import AdminServer
 from forebay.ingress.http.cors import Cors
+from forebay.ingress.http.exact import load as exact_tokens
+from forebay.ingress.http.peek import peek
 from forebay.ingress.http.routes import EXACT, Route, Routes
 from forebay.ingress.http.server import ServerConnection
 from forebay.ingress.http.site import HttpLimits, Site
@@ -466,6 +468,7 @@ class App:
             desk=self.desk,
             cors=Cors(server.cors_origins) if server.cors_origins else None,
             ready=self.ready,
+            read=peek if (exact := exact_tokens(config.estimate.tokenizers)) is None else exact.read,
         )
 
     async def _open_keys(self, database: Database | None) -> StoredKeys | None:

@@ -7,6 +7,7 @@ import re
 import ssl
 from collections.abc import Iterator
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path as FilePath
 from urllib.parse import urlsplit
 
@@ -59,6 +60,12 @@ def warnings(config: Config) -> Iterator[Problem]:
         taken.update(engine.models)
     if config.gpu.source != "none" and not any(engine.gpus for engine in config.engines):
         yield Problem(("gpu", "source"), "changes nothing: no engine names its GPUs", "give [[engines]] gpus")
+    if config.estimate.tokenizers and find_spec("quicktok") is None:
+        yield Problem(
+            ("estimate", "tokenizers"),
+            "names tokenizers that are not installed: prompts are priced by their bytes",
+            "pip install 'forebay[tokenizers]'",
+        )
     if not config.keys.anonymous and not config.keys.static and config.keys.store is None:
         todo = "add [[keys.static]] entries, or a [keys] store"
         yield Problem(("keys", "anonymous"), "nobody may call: no keys are given", todo)

@@ -136,6 +136,10 @@ def toml(value: Any) -> str:
         value = value.value
     if isinstance(value, list | tuple):
         return f"[{', '.join(toml(item) for item in value)}]"
+    if isinstance(value, dict):
+        return (
+            "{ " + ", ".join(f"{toml(name)} = {toml(item)}" for name, item in value.items()) + " }" if value else "{}"
+        )
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -386,6 +386,14 @@ class Estimate(Section, frozen=True):
         ),
     ] = None
     message_overhead_tokens: Annotated[Amount, Meta(description="Tokens of a chat template around the text.")] = 8
+    tokenizers: Annotated[
+        dict[Text, Literal["o200k", "cl100k", "llama3", "qwen3"]],
+        Meta(
+            description='Count prompts of up to 32 KiB with a real tokenizer, by model ("*": all others), instead of '
+            "pricing their bytes. Needs `pip install 'forebay[tokenizers]'`; without it they are priced all the same.",
+            examples=[{"llama-70b": "llama3"}],
+        ),
+    ] = {}
     cached_weight: Annotated[
         float,
         Meta(

@@ -38,7 +38,7 @@ from forebay.ingress.http.headers import (
     milliseconds,
     whole,
 )  # fmt: skip
-from forebay.ingress.http.peek import BadRequest, Peek, opaque, peek, with_usage
+from forebay.ingress.http.peek import BadRequest, Peek, opaque, with_usage
 from forebay.ingress.http.prefix import prefix_of
 from forebay.ingress.http.prepaid import Prepaid
 from forebay.ingress.http.relay import Relay
@@ -369,7 +369,7 @@ class Inbound:
                 return
         body = self.body()
         try:
-            seen = peek(body, generates=route.generates) if route.json else opaque(body)
+            seen = self.site.read(body, generates=route.generates) if route.json else opaque(body)
         except BadRequest as error:
             self.reject(400, "malformed", error.message, param=error.field)
             self.answer()

@@ -15,6 +15,7 @@ from forebay.config.build import KeyEntry
 from forebay.engines.deadlines import Deadlines
 from forebay.engines.openai import OpenAIEngine
 from forebay.ingress.http.cors import Cors
+from forebay.ingress.http.peek import Peek, peek
 from forebay.ingress.http.routes import Routes
 from forebay.live.gateway import Gateway
 
@@ -76,6 +77,7 @@ class Site:
     cors: Cors | None = None  # None: pages of other origins are the engine's business
     clock: Callable[[], int] = field(init=False)
     ready: Callable[[], bool] = lambda: True
+    read: Callable[..., Peek] = peek  # or with a real tokenizer
     heads: dict[bytes, Inbound] = field(default_factory=dict)  # read and judged; by their bytes less the length
     buffered_bytes: int = 0
     draining: bool = False
