@@ -22,6 +22,7 @@ from forebay.core.instant import SECOND, Instant
 OUTPUT_WEIGHT = 2
 FLOWS_MAX = 50_000
 WAIT_MOST_NS = 3600 * SECOND
+FIRST_ADMITTED = 64  # requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class FairShare:
         self._flows: dict[str, _Flow] = {}  # only those that are ahead of the clock
         self._present: dict[str, tuple[Instant, float]] = {}  # last admitted at, weight; the longest ago first
         self._weights = 0.0  # of these
+        self._first = 0  # requests admitted, as far as they are counted
         self._ahead: list[tuple[float, str]] = []
         self._rate = 0.0  # completed work per second
         self._rate_at: Instant = 0
@@ -72,7 +74,9 @@ class FairShare:
         ahead = flow.finish - self.clock
         rate = self._fair_rate(now)
         if rate <= 0.0:
-            return 0  # nothing was completed yet: no share is known; the queue's turns are fair all the same
+            # Nothing was completed yet, so no share is known: the first places are anybody's, and after that whoever
+            # has had some waits until there is one.
+            return 0 if self._first < FIRST_ADMITTED else SECOND
         total = max(self._weights, weight)
         excess = ahead - self.config.burst_s * rate / total
         return min(WAIT_MOST_NS, ceil(excess * total / rate * SECOND)) if excess > 0.0 else 0
@@ -98,6 +102,7 @@ class FairShare:
                 return  # what cannot be kept is not held against anybody
             flow = self._flows[name] = _Flow(weight)
             flow.finish = self.clock
+        self._first += self._first < FIRST_ADMITTED
         self._see(name, flow.weight, now)
         flow.finish += work / flow.weight
         rate = self._rate_now(now)

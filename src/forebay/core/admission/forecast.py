@@ -27,8 +27,8 @@ from forebay.core.instant import MILLISECOND, SECOND, Instant
 RELEASES_KEPT = 4096
 USUAL_STEP_NS, USUAL_KEPT = 5 * SECOND, 0.95  # a time constant of about 100 s
 BEST_KEPT = 0.994  # half of it is forgotten in ten minutes
-CUSUM_ALLOWANCE, CUSUM_THRESHOLD, CUSUM_STEP = 0.5, 5.0, 0.02  # in logarithms of the ratio; step of its running mean
-FRESH_NS = 250 * MILLISECOND  # that count on, once what came before them does not
+CUSUM_ALLOWANCE, CUSUM_THRESHOLD, CUSUM_STEP = 1.0, 8.0, 0.02  # in logarithms of the ratio; step of its running mean
+FRESH_NS = 500 * MILLISECOND  # that count on, once what came before them does not
 CORRECTION_LEAST, CORRECTION_MOST = 0.2, 5.0  # one stall must not shut the queue for minutes
 
 
