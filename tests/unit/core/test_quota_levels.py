@@ -14,6 +14,7 @@ from forebay.core.model import Lease, Mode, Usage
 from forebay.core.outcome import FailReason, Outcome, ShedReason
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
+from forebay.core.quota.budget import Quota
 from forebay.core.quota.calendar import CalendarQuota
 from forebay.core.quota.path import FRAME_EVENTS, SLOWEST_NS, UNMETERED
 from forebay.core.quota.terms import DAY, KeyLimits, KeyTerms, OverBudget
@@ -234,3 +235,15 @@ def _end(pipeline: Pipeline, lease: Lease, chance: Random, now: int) -> int:
     else:
         pipeline.report(Failed(lease, FailReason.ENGINE_ERROR, usage if end == "break" else None), now)
     return 0 if end == "fail" else usage.tokens
+
+
+def test_no_budget_is_made_for_a_key_whose_days_nobody_counts() -> None:
+    """A start with a hundred thousand keys restores what matters, and holds no more keys in memory than have called."""
+    quota = Quota({"plain": KeyTerms(KeyLimits(concurrency=1)), "member": KeyTerms(KeyLimits(), ("team:t",))},
+                  {"team:t": KeyLimits(tokens_per_day=100)})  # fmt: skip
+    for key in ("plain", "nobody"):
+        quota.restore_usage(key, 10, 10, 0)
+    assert quota.budgets == {}
+    quota.restore_usage("member", 30, 30, 0)
+    (row,) = quota.budget("member").path.headers(0)
+    assert row[:3] == ("tokens", 100, 70)

@@ -11,7 +11,7 @@ from forebay.core.quota.calendar import Wall
 from forebay.core.quota.credits import CreditLine
 from forebay.core.quota.level import Holder, Level
 from forebay.core.quota.path import Path
-from forebay.core.quota.terms import KeyLimits, KeyTerms
+from forebay.core.quota.terms import DAY, MONTH, KeyLimits, KeyTerms
 
 KEY_LEVEL = "this key"
 UNKNOWN = KeyTerms()
@@ -140,7 +140,17 @@ class Quota:
 
         It counts for its groups too. `model`: what it used of a model that has limits of its own.
         """
-        self.budget(key).path_for(model).restore(day_tokens, month_tokens, now)
+        terms = self.terms(key)
+        if terms is not None and (model or self._counts_days(terms)):  # else there is nothing to make a budget for
+            self.budget(key).path_for(model).restore(day_tokens, month_tokens, now)
+
+    def _counts_days(self, terms: KeyTerms) -> bool:
+        """Has the key, or a group of it, a quota of a day or a month?"""
+        limits = terms.limits
+        if limits.tokens_per_day is not None or limits.tokens_per_month is not None:
+            return True
+        levels = (self._groups[name].level for name in terms.groups if name in self._groups)
+        return any(meter.window_ns in (DAY, MONTH) for level in levels for meter in level.meters)
 
     def lease_credit(self, key: str, tokens: int, *, last: bool = False) -> None:
         """Give a prepaid key so many tokens more to spend here; `last`: its account has no more.
