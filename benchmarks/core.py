@@ -152,7 +152,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"Wanted: a decision within {TARGET_P99_US:g} µs at p99. Reached: {said}; the slowest takes {worst:.1f}.",
     ]
     lines += [f"Reading the clock took {min(overheads)} to {max(overheads)} ns, and is taken off."]
-    noise = [tables.cell(result["reference"][f"{name}_us"], 1) for name in SHARES]
+    noise = [tables.cell(result["reference"][name], 1) for name in SHARES]
     lines += [
         f"A fixed piece of Python, timed alike, took {noise[0]} µs at p50, {noise[1]} at p99 and {noise[2]} at p99.9:"
     ]
@@ -201,12 +201,13 @@ def main(rounds: int, steps: int, http: bool, json_path: Path | None, dry: bool)
                 rounds, Path(folder), lambda text: click.echo(text, err=True)
             )
             result["memory"] = core_http.memory(Path(folder))
+    if json_path is not None or not dry:
+        path = json_path or ROOT / "benchmarks" / "results" / f"core-{datetime.now(UTC):%Y-%m-%d}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     click.echo(markdown(result))
     if dry:
         return
-    path = json_path or ROOT / "benchmarks" / "results" / f"core-{datetime.now(UTC):%Y-%m-%d}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     tables.write_section("core", markdown(result))
 
 
