@@ -154,9 +154,8 @@ def markdown(result: dict[str, Any]) -> str:
     lines += [f"Reading the clock took {min(overheads)} to {max(overheads)} ns, and is taken off."]
     noise = [tables.cell(result["reference"][name], 1) for name in SHARES]
     lines += [
-        f"A fixed piece of Python, timed alike, took {noise[0]} µs at p50, {noise[1]} at p99 and {noise[2]} at p99.9:"
+        f"A fixed piece of Python, timed alike, took {noise[0]} µs at p50, {noise[1]} at p99 and {noise[2]} at p99.9."
     ]
-    lines += ["what lies between is the machine, whose caches others use too."]
     if "http" in result:
         lines += ["", *_http(result)]
     return "\n".join(lines) + "\n"
