@@ -188,6 +188,8 @@ def simulate(
     counted_from_s: float = 0.0,
     retry: str = "none",
     hang_up_share: float = 0.0,
+    parts_of: type[Parts] = Parts,
+    callers_of: type[Tiring] = Tiring,
 ) -> Run:
     """Let the arrivals come, and everything end. `config` is that of a Forebay, or makes another front."""
     text = config if isinstance(config, str) else ""
@@ -203,8 +205,9 @@ def simulate(
         tpot_ms=TPOT_MS,
     )
     world, loaded = World(), scenario.loaded()
-    parts = Parts(scenario, loaded, world)
-    callers = parts.callers = Tiring(world, scenario, iter(arrivals), loaded, hang_up_share=hang_up_share)
+    parts = parts_of(scenario, loaded, world)
+    callers = callers_of(world, scenario, iter(arrivals), loaded, hang_up_share=hang_up_share)
+    parts.callers = callers
     callers.counted_from_ns = int(counted_from_s * SECOND)
     engines = [engine for engine in parts.engines if isinstance(engine, LanguageEngine)]
     for engine in engines:

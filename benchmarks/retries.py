@@ -1,0 +1,238 @@
+"""Retries: budgets beside callers that storm, cold starts, and tickets that reserve a place.
+
+``python -m benchmarks.retries`` (or ``make bench NAME=retries``) simulates every variant on the same engines and the
+very same arrivals, five seeds of storms and ten of the rest, and writes ``benchmarks/results/retries-DATE.json`` and
+the generated sections of ``docs/retries.md``, in two minutes. ``--quick`` takes one seed and short runs.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shlex
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from benchmarks import environment, tables
+from benchmarks.control_statistics import Estimate
+from benchmarks.peers import ROOT
+from benchmarks.retries_world import COLD_VARIANTS, STORMS, TICKET_VARIANTS, Trial, measure
+
+PAGE: Final = ROOT / "docs" / "retries.md"
+SEEDS: Final = 10
+STORM_SEEDS: Final = 5
+SHARINGS: Final = {"unfair": "off", "fair": "on"}
+SWITCHES: Final = ("without", "with")
+COLD_LOADS: Final = ("0.5", "0.8")
+COLD_NAMES: Final = {
+    "at once": "everybody told the same time",
+    "spread": "told times apart",
+    "room": "waiting room of 1000",
+}
+BASES: Final = ("0.5", "0.7", "0.85")
+BASE_NAMES: Final = {"calendar": "calendar", "tickets": "and tickets"}
+
+
+def plan(seeds: int, scale: float) -> list[Trial]:
+    """Everything that is to be simulated, the long ones first."""
+    storms = [
+        Trial("budgets", f"{sharing} {switch}", load, seed, scale)
+        for load in STORMS
+        for sharing in SHARINGS
+        for switch in SWITCHES
+        for seed in range(1, min(STORM_SEEDS, seeds) + 1)
+    ]
+    wholes = [
+        Trial(case, variant, load, seed, scale)
+        for case, variants, loads in (("tickets", TICKET_VARIANTS, BASES), ("cold", COLD_VARIANTS, COLD_LOADS))
+        for load in reversed(loads)
+        for variant in variants
+        for seed in range(1, seeds + 1)
+    ]
+    return storms + wholes
+
+
+def benchmark(trials: Sequence[Trial], processes: int) -> list[dict[str, Any]]:
+    """A row of figures per trial."""
+    began = told = time.monotonic()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        found = []
+        for trial, figures in zip(trials, pool.map(measure, trials), strict=True):
+            found.append({**asdict(trial), "figures": figures})
+            if time.monotonic() - told > 10 or len(found) == len(trials):
+                told = time.monotonic()
+                click.echo(f"  {len(found)} of {len(trials)} runs in {told - began:.0f} s", err=True)
+    return found
+
+
+class Rows:
+    """The figures of a case, by variant and load."""
+
+    def __init__(self, result: dict[str, Any], case: str) -> None:
+        self._rows = [row for row in result["rows"] if row["case"] == case]
+
+    def cell(self, variant: str, load: str, name: str, *, share: bool = False, digits: int = 0, unit: str = "") -> str:
+        """Mean and bounds of one figure over the seeds; a share of 1 in per cent."""
+        factor, unit = (100, " %") if share else (1, unit)
+        values = [r["figures"][name] for r in self._rows if (r["variant"], r["load"]) == (variant, load)]
+        found = Estimate.of(None if value is None else factor * value for value in values)
+        if found is None:
+            return "–"
+        return f"{found.mean:.{digits}f}{unit} ({found.low:.{digits}f}–{found.high:.{digits}f})"
+
+
+def budgets_section(result: dict[str, Any]) -> str:
+    """Callers with an SDK beside callers that storm."""
+    rows = Rows(result, "budgets")
+    head = ["load", "fair share", "budgets", "SDK: served", "attempts", "storming: served", "attempts"]
+    body = []
+    for load in STORMS:
+        for sharing, said in SHARINGS.items():
+            for switch in SWITCHES:
+                at = (f"{sharing} {switch}", load)
+                cells = [
+                    cell
+                    for who in ("sdk", "storm")
+                    for cell in (
+                        rows.cell(*at, f"{who}_served", share=True),
+                        rows.cell(*at, f"{who}_attempts", digits=1),
+                    )
+                ]
+                body.append([load, said, switch, *cells])
+    return "\n".join([where(result, min(STORM_SEEDS, result["seeds"])), "", *tables.table(head, body)])
+
+
+def cold_section(result: dict[str, Any]) -> str:
+    """What is told to those who meet an engine that warms up."""
+    rows = Rows(result, "cold")
+    head = ["load", "", "came while cold: served", "p50 s to the first token", "p90 s", "attempts",
+            "came later: served", "at the first attempt"]  # fmt: skip
+    body = [
+        [
+            load,
+            COLD_NAMES[variant],
+            rows.cell(variant, load, "early_served", share=True),
+            rows.cell(variant, load, "early_wait_p50_s"),
+            rows.cell(variant, load, "early_wait_p90_s"),
+            rows.cell(variant, load, "early_attempts", digits=1),
+            rows.cell(variant, load, "late_served", share=True),
+            rows.cell(variant, load, "late_at_once", share=True),
+        ]
+        for load in COLD_LOADS
+        for variant in COLD_VARIANTS
+    ]
+    return "\n".join([where(result, result["seeds"]), "", *tables.table(head, body)])
+
+
+def tickets_section(result: dict[str, Any]) -> str:
+    """The calendar alone, and the most that tickets could bring."""
+    rows = Rows(result, "tickets")
+    at = [(base, variant) for base in BASES for variant in TICKET_VARIANTS]
+    outcome = [
+        "base load",
+        "",
+        "returns refused",
+        "spike served",
+        "recovery s",
+        "new requests afterwards, good at once",
+    ]
+    lottery = ["base load", "", "attempts", "their standard deviation", "came back, never served", "wait p10 s",
+               "p50 s", "p90 s", "pairs in order"]  # fmt: skip
+    first = [
+        [
+            base,
+            BASE_NAMES[variant],
+            rows.cell(variant, base, "returns_refused", share=True, digits=1),
+            rows.cell(variant, base, "served", share=True, digits=1),
+            rows.cell(variant, base, "recovery_s", digits=1),
+            rows.cell(variant, base, "after", share=True, digits=1),
+        ]
+        for base, variant in at
+    ]
+    second = [
+        [
+            base,
+            BASE_NAMES[variant],
+            rows.cell(variant, base, "attempts", digits=2),
+            rows.cell(variant, base, "attempts_spread", digits=2),
+            rows.cell(variant, base, "in_vain", share=True, digits=1),
+            *(rows.cell(variant, base, f"wait_p{share}_s", digits=1) for share in (10, 50, 90)),
+            rows.cell(variant, base, "in_order", share=True),
+        ]
+        for base, variant in at
+    ]
+    said = "Callers of the spike: attempts of all, waits from the first attempt to the first token of those served."
+    return "\n".join(
+        [
+            where(result, result["seeds"]),
+            "",
+            *tables.table(outcome, first),
+            "",
+            said,
+            "",
+            *tables.table(lottery, second),
+        ]
+    )
+
+
+SECTIONS: Final = {
+    "retries-budgets": budgets_section,
+    "retries-cold": cold_section,
+    "retries-tickets": tickets_section,
+}
+
+
+def where(result: dict[str, Any], seeds: int) -> str:
+    """Where the figures come from."""
+    env = result["environment"]
+    dirty = " with changes not yet committed" if env["dirty"] else ""
+    return (
+        f"Simulated {env['at']} at commit `{env['commit']}`{dirty} by `{result['command']}`, {seeds} seeds; mean "
+        "(bounds at 95 %, bootstrap over the seeds)."
+    )
+
+
+@click.command(help=__doc__)
+@click.option("--quick", is_flag=True, help="One seed, short runs: a look, no result.")
+@click.option("--seeds", type=click.IntRange(1, 50), default=SEEDS, show_default=True)
+@click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where results go.")
+@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
+def main(quick: bool, seeds: int, processes: int, json_path: Path | None, dry: bool) -> None:
+    load_before, began = environment.load_average(), time.monotonic()
+    seeds = 1 if quick else seeds
+    words = ["python", "-m", "benchmarks.retries", *(["--seeds", f"{seeds}"] if seeds != SEEDS else [])]
+    rows = benchmark(plan(seeds, 0.5 if quick else 1.0), processes)
+    result = {
+        "environment": environment.describe(load_before),
+        "command": shlex.join(words),
+        "seeds": seeds,
+        "wall_s": round(time.monotonic() - began, 1),
+        "quick": quick,
+        "rows": rows,
+    }
+    sections = {name: section(result) for name, section in SECTIONS.items()}
+    click.echo("\n\n".join(sections.values()))
+    if dry or quick:
+        if json_path is not None:
+            json_path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        return
+    path = json_path or ROOT / "benchmarks" / "results" / f"retries-{datetime.now(UTC):%Y-%m-%d}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    text = PAGE.read_text()
+    for name, body in sections.items():
+        text = tables.replace_section(text, name, body)
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
