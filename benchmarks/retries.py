@@ -21,7 +21,7 @@ from typing import Any, Final
 import click
 
 from benchmarks import environment, tables
-from benchmarks.control_statistics import Estimate
+from benchmarks.control_statistics import Estimate, paired
 from benchmarks.peers import ROOT
 from benchmarks.retries_world import COLD_VARIANTS, STORMS, TICKET_VARIANTS, Trial, measure
 
@@ -87,6 +87,16 @@ class Rows:
         if found is None:
             return "–"
         return f"{found.mean:.{digits}f}{unit} ({found.low:.{digits}f}–{found.high:.{digits}f})"
+
+    def change(self, load: str, name: str, *, factor: float = 1, digits: int = 1) -> str:
+        """What tickets change in one figure, seed by seed: mean and bounds."""
+        before, after = (
+            [r["figures"][name] for r in self._rows if (r["variant"], r["load"]) == (variant, load)]
+            for variant in TICKET_VARIANTS
+        )
+        found = paired(before, after, lambda one, other: factor * (other - one))
+        assert found is not None
+        return f"{found.mean:+.{digits}f} ({found.low:+.{digits}f} to {found.high:+.{digits}f})"
 
 
 def budgets_section(result: dict[str, Any]) -> str:
@@ -169,18 +179,25 @@ def tickets_section(result: dict[str, Any]) -> str:
         ]
         for base, variant in at
     ]
-    said = "Callers of the spike: attempts of all, waits from the first attempt to the first token of those served."
-    return "\n".join(
+    change = ["base load", "spike served, points", "recovery s", "new requests, points", "never served, points",
+              "deviation of attempts", "wait p90 s", "pairs in order, points"]  # fmt: skip
+    third = [
         [
-            where(result, result["seeds"]),
-            "",
-            *tables.table(outcome, first),
-            "",
-            said,
-            "",
-            *tables.table(lottery, second),
+            base,
+            rows.change(base, "served", factor=100),
+            rows.change(base, "recovery_s"),
+            rows.change(base, "after", factor=100),
+            rows.change(base, "in_vain", factor=100),
+            rows.change(base, "attempts_spread", digits=2),
+            rows.change(base, "wait_p90_s"),
+            rows.change(base, "in_order", factor=100),
         ]
-    )
+        for base in BASES
+    ]
+    said = "Callers of the spike: attempts of all, waits from the first attempt to the first token of those served."
+    lines = [where(result, result["seeds"]), "", *tables.table(outcome, first), "", said, ""]
+    lines += [*tables.table(lottery, second), "", "What tickets change, compared seed by seed:", ""]
+    return "\n".join(lines + tables.table(change, third))
 
 
 SECTIONS: Final = {
@@ -200,18 +217,12 @@ def where(result: dict[str, Any], seeds: int) -> str:
     )
 
 
-@click.command(help=__doc__)
-@click.option("--quick", is_flag=True, help="One seed, short runs: a look, no result.")
-@click.option("--seeds", type=click.IntRange(1, 50), default=SEEDS, show_default=True)
-@click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where results go.")
-@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
-def main(quick: bool, seeds: int, processes: int, json_path: Path | None, dry: bool) -> None:
+def simulated(seeds: int, processes: int, *, quick: bool) -> dict[str, Any]:
+    """Every trial's figures, and where they come from."""
     load_before, began = environment.load_average(), time.monotonic()
-    seeds = 1 if quick else seeds
     words = ["python", "-m", "benchmarks.retries", *(["--seeds", f"{seeds}"] if seeds != SEEDS else [])]
     rows = benchmark(plan(seeds, 0.5 if quick else 1.0), processes)
-    result = {
+    return {
         "environment": environment.describe(load_before),
         "command": shlex.join(words),
         "seeds": seeds,
@@ -219,15 +230,29 @@ def main(quick: bool, seeds: int, processes: int, json_path: Path | None, dry: b
         "quick": quick,
         "rows": rows,
     }
+
+
+@click.command(help=__doc__)
+@click.option("--quick", is_flag=True, help="One seed, short runs: a look, no result.")
+@click.option("--seeds", type=click.IntRange(1, 50), default=SEEDS, show_default=True)
+@click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where results go.")
+@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
+@click.option("--again", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Tables of these results.")
+def main(quick: bool, seeds: int, processes: int, json_path: Path | None, dry: bool, again: Path | None) -> None:
+    if again is not None:
+        result = json.loads(again.read_text())
+    else:
+        result = simulated(1 if quick else seeds, processes, quick=quick)
     sections = {name: section(result) for name, section in SECTIONS.items()}
     click.echo("\n\n".join(sections.values()))
-    if dry or quick:
+    if dry or result["quick"]:
         if json_path is not None:
             json_path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         return
     path = json_path or ROOT / "benchmarks" / "results" / f"retries-{datetime.now(UTC):%Y-%m-%d}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    if again is None:
+        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     text = PAGE.read_text()
     for name, body in sections.items():
         text = tables.replace_section(text, name, body)
