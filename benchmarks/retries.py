@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.retries`` (or ``make bench NAME=retries``) simulates every variant on the same engines and the
 very same arrivals, five seeds of storms and ten of the rest, and writes ``benchmarks/results/retries-DATE.json`` and
-the generated sections of ``docs/retries.md``, in two minutes. ``--quick`` takes one seed and short runs.
+the generated sections of ``docs/retries.md``, in four minutes of CPU time. ``--quick`` takes one seed and short runs.
 """
 
 from __future__ import annotations
