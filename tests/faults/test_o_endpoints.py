@@ -45,7 +45,7 @@ def shared_backend() -> Iterator[FakeBackend]:
 @pytest.fixture(scope="module")
 def gateway(shared_backend: FakeBackend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """One gateway: key `a` is free, `spent` may do nothing more, `m0` to `m3` have tokens that refill slowly."""
-    keys = [key("a"), key("spent", requests_per_minute=1), *(key(f"m{i}", tokens_per_minute=60_000) for i in range(4))]
+    keys = [key("a"), key("spent", requests_per_minute=1), *(key(f"m{i}", tokens_per_minute=100_000) for i in range(4))]
     process = GatewayProcess(config_for(shared_backend, keys=keys), tmp_path_factory.mktemp("gateway"))
     assert ask(process.port, key="sk-spent").status == 200
     yield process
@@ -144,7 +144,7 @@ def test_o04_embeddings_with_arrays(gateway: GatewayProcess, shared_backend: Fak
     inputs: list[tuple[Any, int, int]] = [
         ([[7] * 10 for _ in range(2048)], 20_480, 21_500),
         (list(range(1, 30_001)), 30_000, 31_000),
-        (["word " * 20 for _ in range(2048)], 40_000, 60_000),
+        (["word " * 20 for _ in range(2048)], 40_000, 70_000),
         ("word " * 8000, 8_000, 12_000),
     ]
     for i, (value, least, most) in enumerate(inputs):
