@@ -163,6 +163,7 @@ class Ticket(msgspec.Struct, eq=False):
     mode: Mode
     path: Any = None  # the limits it was charged to, level by level
     paid_output: int = 0  # output tokens that its key has paid for so far
+    fair: Any = None  # the FairShare that it counts in; None: none is kept
     state: TicketState = TicketState.QUEUED
     met_queue: bool = False
     predicted_wait_ns: int = 0

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from forebay.core import depths, picture, shadows, verdicts
 from forebay.core.admission.estimate import DemandEstimator, EstimateConfig
+from forebay.core.admission.fair_share import FairShare
 from forebay.core.dispatch.leases import Engine
 from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
 from forebay.core.events import (
@@ -120,8 +121,8 @@ class Pipeline:
         pool.returns.admitted(request.retries, now)
         turn: float | None = None
         if pool.shares and (fair := pool.fair(request.priority)) is not None:
-            turn = fair.tag(request.flow or key)
-            fair.admitted(request.flow or key, request.weight, demand.work, now)
+            ticket.fair = fair
+            turn = fair.admitted(request.flow or key, request.weight, demand.work, now)
         if verdict is None or not pool.single:
             return self._enqueue(ticket, pool, turn, now)
         return [Dispatch((self._dispatch(ticket, verdict, None, now),))]
@@ -558,8 +559,10 @@ class Pipeline:
         ran = outcome is not Outcome.EVICTED
         path.settle(ticket.demand.input_tokens, ticket.paid_output, usage, ticket.arrived, now, ran)
         request = ticket.request
-        if ticket.pool.shares and (fair := ticket.pool.fair(request.priority)) is not None:
-            fair.ended(request.flow or request.key, ticket.demand.work, 0 if usage is None else usage.work, now)
+        if ticket.pool.shares:
+            done = 0 if usage is None else usage.work
+            fair: FairShare = ticket.fair or ticket.pool.fair(request.priority)  # it came before shares were kept
+            fair.ended(request.flow or request.key, ticket.demand.work, done, now)
         if ticket.pool.shadows is not None:
             shadows.ended(ticket.pool, ticket, usage, now)
         self._observer.closed(ticket)

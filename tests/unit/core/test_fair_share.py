@@ -51,12 +51,22 @@ def test_who_was_here_a_moment_ago_still_counts_among_those_that_share() -> None
         share.admitted(f"calm{number}", 1.0, 10, 0)
         share.ended(f"calm{number}", 10, 10, 0)
     assert share.part(1.0) == pytest.approx(1 / 7)
+    share.ended("before", 0, 7 * 100, 0)
     share.admitted("flood", 1.0, 10_000, SECOND)
     assert share.part(1.0) == pytest.approx(1 / 8)
     assert share.excess_ns("flood", 1.0, SECOND) > 0, "it is not alone"
-    share.admitted("flood", 1.0, 10, 6 * SECOND)
+    share.admitted("flood", 1.0, 10, 7 * SECOND)
     assert share.part(1.0) == 1.0, "they have not been here for five seconds"
-    assert share.excess_ns("flood", 1.0, 6 * SECOND) == 0
+    assert share.excess_ns("flood", 1.0, 7 * SECOND) == 0
+
+
+def test_who_is_kept_out_is_not_gone() -> None:
+    share = FairShare(FairShareConfig(present_s=5.0))
+    share.admitted("flood", 1.0, 1e9, 0)
+    for second in range(20):
+        share.admitted("calm", 1.0, 10, second * SECOND)
+        share.ended("calm", 10, 10, second * SECOND)
+    assert len(share) == 2, "its tag is far ahead: it asks, and is refused"
 
 
 def test_weights_share_unevenly() -> None:
@@ -96,8 +106,9 @@ def test_flows_that_have_caught_up_are_forgotten() -> None:
         share.admitted(name, 1.0, chance.randrange(1, 1000), number)
         share.ended(name, 10, chance.randrange(1, 1000), number)
     share.ended("x", 0, 1e9, 3000)
-    assert len(share) == 0
-    assert share._ahead == []
+    share.admitted("k1999", 1.0, 10, 60 * SECOND)
+    assert len(share) == 1
+    assert share.part(1.0) == 1.0
 
 
 def test_the_table_is_bounded() -> None:

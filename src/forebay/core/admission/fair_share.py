@@ -7,22 +7,23 @@ flow is *within its share* while its tag is no more than `burst_s` of fair servi
 beyond it may still have what nobody else wants: a free place, as long as nobody waits and a reserve stays free, in
 which the others, who cannot wait, find their bursts served.
 
-The clock needs no idea of the capacity, forgets flows that are gone, and costs O(1) amortised per request.
+The clock needs no idea of the capacity, forgets flows that are gone, and costs O(1) amortised per request. What changes
+slowly (the rate, who is here) is looked at a few times a second only, since all this is asked at every request.
 Work is prompt tokens plus twice the output tokens, as in VTC (Sheng et al., OSDI 2024).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from math import ceil, exp
 
-from forebay.core.instant import SECOND, Instant
+from forebay.core.instant import MILLISECOND, SECOND, Instant
 
 OUTPUT_WEIGHT = 2
 FLOWS_MAX = 50_000
 WAIT_MOST_NS = 3600 * SECOND
 FIRST_ADMITTED = 64  # requests
+LOOK_NS = 50 * MILLISECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,12 @@ class FairShareConfig:
 
 
 class _Flow:
-    __slots__ = ("active", "due", "finish", "weight")
+    __slots__ = ("finish", "seen", "weight")
 
-    def __init__(self, weight: float) -> None:
+    def __init__(self, weight: float, finish: float, seen: Instant) -> None:
         self.weight = weight
-        self.finish = 0.0
-        self.active = False
-        self.due = 0.0  # the tag under which it stands in the heap
+        self.finish = finish
+        self.seen = seen  # about when it was last admitted
 
 
 class FairShare:
@@ -53,32 +53,31 @@ class FairShare:
     def __init__(self, config: FairShareConfig) -> None:
         self.config = config
         self.clock = 0.0
-        self._flows: dict[str, _Flow] = {}  # only those that are ahead of the clock
-        self._present: dict[str, tuple[Instant, float]] = {}  # last admitted at, weight; the longest ago first
+        self._flows: dict[str, _Flow] = {}  # those that share; the one that was seen the longest ago first
         self._weights = 0.0  # of these
         self._first = 0  # requests admitted, as far as they are counted
-        self._ahead: list[tuple[float, str]] = []
-        self._rate = 0.0  # completed work per second
+        self._rate = 0.0  # completed work per second, when it was last looked at
+        self._done = 0.0  # work completed since
         self._rate_at: Instant = 0
         self._rate_since: Instant = 0  # when the first work was completed
+        self._present_ns = int(config.present_s * SECOND)
 
     def __len__(self) -> int:
-        """Flows that are ahead of the clock."""
+        """Flows that share."""
         return len(self._flows)
 
     def excess_ns(self, name: str, weight: float, now: Instant) -> int:
         """How long until the flow is within its share again; 0 when it is. Alone it always is."""
         flow = self._flows.get(name)
-        if flow is None or len(self._present) == 1:
+        if flow is None or flow.finish <= self.clock or len(self._flows) == 1:
             return 0
-        ahead = flow.finish - self.clock
         rate = self._fair_rate(now)
         if rate <= 0.0:
             # Nothing was completed yet, so no share is known: the first places are anybody's, and after that whoever
             # has had some waits until there is one.
             return 0 if self._first < FIRST_ADMITTED else SECOND
         total = max(self._weights, weight)
-        excess = ahead - self.config.burst_s * rate / total
+        excess = flow.finish - self.clock - self.config.burst_s * rate / total
         return min(WAIT_MOST_NS, ceil(excess * total / rate * SECOND)) if excess > 0.0 else 0
 
     def tag(self, name: str) -> float:
@@ -87,77 +86,80 @@ class FairShare:
         return self.clock if flow is None else max(self.clock, flow.finish)
 
     def part(self, weight: float) -> float:
-        """The part of the pool that is due to a flow of this weight, beside those that are ahead of the clock."""
+        """The part of the pool that is due to a flow of this weight, beside those that share it."""
         return weight / max(self._weights, weight)
 
     def reserve(self, places: int) -> int:
         """Places of so many that stay free for flows within their share."""
         return ceil(self.config.reserve * places) if places >= self.config.reserve_from else 0
 
-    def admitted(self, name: str, weight: float, work: float, now: Instant) -> None:
-        """A request of this flow was admitted, with this much expected work."""
-        flow = self._flows.get(name)
+    def admitted(self, name: str, weight: float, work: float, now: Instant) -> float:
+        """A request of this flow was admitted, with this much expected work. Returns the tag of its turn."""
+        flow, clock = self._flows.get(name), self.clock
         if flow is None:
             if len(self._flows) >= FLOWS_MAX:
-                return  # what cannot be kept is not held against anybody
-            flow = self._flows[name] = _Flow(weight)
-            flow.finish = self.clock
-        self._first += self._first < FIRST_ADMITTED
-        self._see(name, flow.weight, now)
-        flow.finish += work / flow.weight
-        rate = self._rate_now(now)
-        if rate > 0.0:
+                return clock  # what cannot be kept is not held against anybody
+            flow = self._flows[name] = _Flow(weight, clock, now)
+            self._weights += weight
+        elif now - flow.seen > LOOK_NS:
+            self._see(name, flow, now)
+        tag = flow.finish
+        if tag < clock:
+            tag = clock
+        flow.finish = tag + work / flow.weight
+        if self._first < FIRST_ADMITTED:
+            self._first += 1
+        if flow.finish > clock + self._run_ahead() and (rate := self._rate_now(now)) > 0.0:
             # A burst into an idle pool is forgiven after a while.
-            most = self.clock + max(self.config.run_ahead_s * rate / self._weights, work / flow.weight)
+            most = clock + max(self.config.run_ahead_s * rate / self._weights, work / flow.weight)
             flow.finish = min(flow.finish, most)
-        if not flow.active:
-            flow.active = True
-            flow.due = flow.finish
-            heappush(self._ahead, (flow.due, name))
-
-    def _see(self, name: str, weight: float, now: Instant) -> None:
-        """It is among those that share."""
-        present = self._present
-        before = present.pop(name, None)
-        self._weights += weight if before is None else weight - before[1]
-        present[name] = (now, weight)
-        gone_before = now - int(self.config.present_s * SECOND)
-        while present[first := next(iter(present))][0] < gone_before:
-            self._weights -= present.pop(first)[1]
+        return tag
 
     def ended(self, name: str, charged: float, done: float, now: Instant) -> None:
         """An admitted request ended: `done` is the work it really was, 0 for one that was never served."""
-        flow = self._flows.get(name)
         if done > 0.0:
-            total = self._weights or 1.0
-            self.clock += done / total
-            if self._rate_now(now) <= 0.0:
-                self._rate_since = now
-            self._rate = self._rate_now(now) + done / self.config.rate_window_s
+            self.clock += done / (self._weights or 1.0)
+            if not self._rate and not self._done:
+                self._rate_since = self._rate_at = now
+            self._done += done
+        flow = self._flows.get(name)
         if flow is not None:
             flow.finish += (done - charged) / flow.weight
-        self._catch_up()
+
+    def _see(self, name: str, flow: _Flow, now: Instant) -> None:
+        """It is here; those that have not been for a while, and owe nothing, are let go."""
+        flows = self._flows
+        flow.seen = now
+        flows[name] = flows.pop(name)  # the last now
+        while True:
+            first = next(iter(flows))
+            other = flows[first]
+            if other.seen >= now - self._present_ns:
+                return
+            del flows[first]
+            if other.finish > self.clock:
+                other.seen = now  # it is kept out, not gone
+                flows[first] = other
+            else:
+                self._weights -= other.weight
+
+    def _run_ahead(self) -> float:
+        """About what a flow may be ahead by; the rate is looked at anew only for one that is further."""
+        return self.config.run_ahead_s * self._rate / (self._weights or 1.0)
 
     def _rate_now(self, now: Instant) -> float:
-        if now > self._rate_at:
-            self._rate *= exp(-(now - self._rate_at) / SECOND / self.config.rate_window_s)
-            self._rate_at = now
-        return self._rate
+        passed = now - self._rate_at
+        if passed >= LOOK_NS:
+            window_s = self.config.rate_window_s
+            self._rate = self._rate * exp(-passed / SECOND / window_s) + self._done / window_s
+            self._rate_at, self._done = now, 0.0
+            return self._rate
+        return self._rate + self._done / self.config.rate_window_s
 
     def _fair_rate(self, now: Instant) -> float:
         """The rate, corrected for the time before the first completed work, which the average takes for idle."""
         window_s = self.config.rate_window_s
-        seen_s = max((now - self._rate_since) / SECOND, 0.1 * window_s)
-        return self._rate_now(now) / (1.0 - exp(-seen_s / window_s))
-
-    def _catch_up(self) -> None:
-        """Let go of flows that the clock has passed. A flow stands in the heap under a tag that may be outdated."""
-        ahead, flows = self._ahead, self._flows
-        while ahead and ahead[0][0] <= self.clock:
-            _, name = heappop(ahead)
-            flow = flows[name]
-            if flow.finish > self.clock:
-                flow.due = flow.finish
-                heappush(ahead, (flow.due, name))
-            else:
-                del flows[name]
+        rate, seen_s = self._rate_now(now), (now - self._rate_since) / SECOND
+        if seen_s > 5 * window_s:
+            return rate
+        return rate / (1.0 - exp(-max(seen_s, 0.1 * window_s) / window_s))
