@@ -39,14 +39,14 @@ SITUATIONS: dict[Clients, Situation] = {
         Mode.BACKPRESSURE,
         "Both ends are yours and the senders are known: making them wait costs nobody work, and they send no more "
         "than they can have open.",
-        ("tokens in flight", "hybrid", "fair share", "shared limits"),
+        ("tokens in flight", "hybrid", "shared limits"),
     ),
     "public": Situation(
         "public-api",
         Mode.ADMISSION,
         "Nobody bounds strangers, and their retries add to an overload: they get a place now, or a refusal with the "
         "time to come back.",
-        ("keys", "hybrid", "tokens in flight", "fair share"),
+        ("keys", "hybrid", "tokens in flight"),
     ),
     "b2b": Situation(
         "b2b",
@@ -142,11 +142,6 @@ LATER: dict[str, Addition] = {
         ("keys", "static", "limits", "tokens_per_second"),
         "a token envelope per key",
         "when customers send requests of different lengths: requests per minute would charge a long one as a short one",
-    ),
-    "fair share": Addition(
-        ("admission", "fair_share"),
-        "a fair share for each key",
-        "when one caller's surge costs the others their places: a key that is ahead of its share is then refused first",
     ),
     "hold back": Addition(
         ("classes", "hold_back"),

@@ -61,7 +61,7 @@ def test_what_is_promised_is_asked_of_the_schema() -> None:
     assert exists(("engines", "concurrency", "tokens"))
     assert exists(("keys", "static", "limits", "tokens_per_second"))
     assert exists(("classes", "hold_back"))
-    assert not exists(("keys", "store")), "accepted without effect"
+    assert exists(("keys", "store"))
     assert exists(("tuner", "kind"))
     assert not exists(("tuner", "anything"))
     assert not exists(("shared",))
@@ -72,7 +72,7 @@ def test_what_is_promised_is_asked_of_the_schema() -> None:
     assert offered == {
         "keys.static.limits.tokens_per_second": True,
         "admission.mode": True,
-        "keys.store": False,
+        "keys.store": True,
         "shared": False,
     }
 
