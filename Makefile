@@ -3,6 +3,7 @@
 
 PYTHON ?=
 PY := .venv/bin/python
+BENCHES := admission article balance calibration control control_live control_vllm core estimate ledger proxy retries sim tuning
 # What these point to is another project's, and would shadow what is installed here.
 unexport PYTHONPATH PYTHONHOME
 
@@ -32,8 +33,8 @@ fmt: .venv/dev.stamp ## format, and fix what can be fixed
 	@$(PY) -m ruff check --fix-only
 	@$(PY) -m ruff format
 
-bench: .venv/runtime.stamp ## NAME=proxy (beside nginx, Envoy …; ten minutes), core (decisions alone, and a request without sockets), sim (ten minutes), article (its claims), balance (which engine gets the work), control (policies beside their rivals), control_live (the same in real time), tuning (the depth tuners), admission (by tokens beside by requests; six minutes), estimate (tokens beside real tokenizers), retries (budgets, cold starts, tickets; four minutes) or calibration (simulated against real engines)
-	@case "$(NAME)" in proxy|core|sim|article|balance|control|control_live|tuning|admission|estimate|retries|calibration) ;; *) echo "make bench NAME=proxy, NAME=core, NAME=sim, NAME=article, NAME=balance, NAME=control, NAME=control_live, NAME=tuning, NAME=admission, NAME=estimate, NAME=retries or NAME=calibration" >&2; exit 2 ;; esac
+bench: .venv/runtime.stamp ## NAME=… measures one thing and writes it into docs (make bench lists the names; docs/benchmarks.md says what each does)
+	@case " $(BENCHES) " in *" $(NAME) "*) ;; *) echo "make bench NAME=…, one of: $(BENCHES)" >&2; exit 2 ;; esac
 	@if [ "$(NAME)" = estimate ]; then $(MAKE) --no-print-directory .venv/bench.stamp; fi
 	@$(PY) -m benchmarks.$(NAME) $(ARGS)
 
