@@ -62,8 +62,9 @@ class Admission(Section, frozen=True):
     retry_budget: Annotated[
         bool,
         Meta(
-            description="While a pool is overloaded, refuse retries (x-stainless-retry-count) that come at another "
-            "time than they were told, beyond a tenth of the key's refused first attempts and one per second."
+            description="While a pool is overloaded, refuse retries (by x-stainless-retry-count, or by an "
+            "idempotency-key seen before) that come at another time than they were told, beyond a tenth of the key's "
+            "refused first attempts and one per second."
         ),
     ] = True
     over_budget: Annotated[

@@ -1,9 +1,9 @@
 """Retries that nobody asked for, bounded per key while a pool is overloaded.
 
-A retry is an attempt that its library numbers above zero. One that comes when it was told to holds a place in the
-calendar of returns and needs no budget. Any other one is paid from its key's budget: a tenth of what was refused of the
-key's first attempts, and one per second, kept for ten seconds. A key that storms spends it at once and is refused
-without a look at the pool, so that it wins nothing by asking more often than others.
+A retry is an attempt that its library numbers above zero, or whose idempotency key was seen before. One that comes when
+it was told to holds a place in the calendar of returns and needs no budget. Any other one is paid from the budget of
+its key: a tenth of what was refused of the key's first attempts, and one per second, kept for ten seconds. A key that
+storms spends it at once and is refused without a look at the pool, so that it wins nothing by asking more often.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Who comes for the first time, who comes back, and who does not although told to.
 
 Returns are promised places beside the usual load: what comes for the first time per second. A spike is no usual load,
-so what comes in the first half minute of an overload is left out. Only libraries that number their attempts tell a
-return from a new request; from others every attempt counts as new, and fewer places are promised. When some of those
-told to come back stay away, as many more can be promised.
+so what comes in the first half minute of an overload is left out. Only callers who number their attempts, or
+name them by an idempotency key, tell a return from a new request; from others every attempt counts as new, and fewer
+places are promised. When some of those told to come back stay away, as many more can be promised.
 """
 
 from __future__ import annotations

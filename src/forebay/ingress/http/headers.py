@@ -4,7 +4,7 @@ from __future__ import annotations
 
 CONTENT_LENGTH, TRANSFER_ENCODING, AUTHORIZATION, API_KEY, HOST, EXPECT, REQUEST_ID, CONTENT_TYPE = range(8)
 CONTENT_ENCODING, DEADLINE_MS, PRIORITY, DROP, CONNECTION, FLOW, READ_TIMEOUT, UPGRADE = range(8, 16)
-USER_AGENT, ORIGIN, PREFLIGHT_METHOD, PREFLIGHT_HEADERS, RETRY_COUNT = range(16, 21)
+USER_AGENT, RETRY_COUNT, IDEMPOTENCY, ORIGIN, PREFLIGHT_METHOD, PREFLIGHT_HEADERS = range(16, 22)
 KNOWN: dict[bytes, int] = {
     b"content-length": CONTENT_LENGTH,
     b"transfer-encoding": TRANSFER_ENCODING,
@@ -30,13 +30,21 @@ KNOWN: dict[bytes, int] = {
     b"accept-encoding": DROP,
     b"user-agent": USER_AGENT,
     b"x-stainless-retry-count": RETRY_COUNT,
+    b"idempotency-key": IDEMPOTENCY,
     b"origin": ORIGIN,
     b"access-control-request-method": PREFLIGHT_METHOD,
     b"access-control-request-headers": PREFLIGHT_HEADERS,
 }
 
-PAGE_NAMES = {number: name for name, number in KNOWN.items() if number >= ORIGIN}
-"""Those that browsers send of a page."""
+PASSED_ON = {number: name for name, number in KNOWN.items() if number >= USER_AGENT or number == READ_TIMEOUT}
+"""Those that engines are told as well; what browsers send of a page (from ORIGIN on) only where pages are theirs."""
+REQUEST_ID_MAX = 128
+_ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+=@")
+
+
+def is_request_id(value: bytes) -> bool:
+    """Is it one that we pass on?"""
+    return 0 < len(value) <= REQUEST_ID_MAX and _ID_CHARACTERS.issuperset(value)
 
 
 def whole(value: bytes, digits: int) -> int | None:

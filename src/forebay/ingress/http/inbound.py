@@ -25,16 +25,19 @@ from forebay.ingress.http.headers import (
     EXPECT,
     FLOW,
     HOST,
+    IDEMPOTENCY,
     ORIGIN,
-    PAGE_NAMES,
+    PASSED_ON,
     PREFLIGHT_HEADERS,
     PRIORITY,
     READ_TIMEOUT,
     REQUEST_ID,
+    REQUEST_ID_MAX,
     RETRY_COUNT,
     TRANSFER_ENCODING,
     UPGRADE,
     USER_AGENT,
+    is_request_id,
     milliseconds,
     whole,
 )  # fmt: skip
@@ -49,11 +52,6 @@ from forebay.ingress.status import REASON_PHRASES, TABLE, error_body, explain, r
 
 if TYPE_CHECKING:
     from forebay.ingress.http.server import ServerConnection
-
-REQUEST_ID_MAX = 128
-PRIORITY_MOST = 100
-
-_ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+=@")
 
 
 class Inbound:
@@ -95,7 +93,7 @@ class Inbound:
     cors = b""  # header lines for the page that asks; none when no origins are configured
     _preflight: bytes | None = None  # the request headers that a preflight asks for
     _output_cap: int | None = None  # of ours, where the body's own was above it
-    _id_given = False
+    _named = False  # by an id or a key of this one request
     _secret: bytes | None = None
     _auth_conflict = False
     _has_host = False
@@ -105,6 +103,7 @@ class Inbound:
     _flow = ""
     _obeys_ns = OBEYED_NS
     _retries: int | None = None
+    _idempotency = b""
 
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
@@ -133,6 +132,8 @@ class Inbound:
             self._rare_header(known, value)
 
     def _rare_header(self, known: int, value: bytes) -> None:
+        if known in PASSED_ON and (known < ORIGIN or self.site.cors is None):
+            self.forward.append(b"%b: %b\r\n" % (PASSED_ON[known], value))
         if known == TRANSFER_ENCODING:
             self.chunked = True
             if value.strip().lower() != b"chunked":
@@ -141,9 +142,9 @@ class Inbound:
         elif known == UPGRADE:
             self.upgrade = True
         elif known == REQUEST_ID:
-            if 0 < len(value) <= REQUEST_ID_MAX and _ID_CHARACTERS.issuperset(value):
+            if is_request_id(value):
                 self.request_id = value
-                self._id_given = True
+                self._named = True
         elif known == EXPECT:
             self.expects = value.lower() == b"100-continue"
         elif known == CONTENT_ENCODING:
@@ -154,27 +155,23 @@ class Inbound:
             self._deadline_ms = whole(value, 9)
         elif known == READ_TIMEOUT:
             self._patience_ms = milliseconds(value)
-            self.forward.append(b"x-stainless-read-timeout: %b\r\n" % value)
         elif known == USER_AGENT:
             self._obeys_ns = obeys_ns(value)
-            self.forward.append(b"user-agent: %b\r\n" % value)
         elif known == RETRY_COUNT:
             self._retries = whole(value, 3)
-            self.forward.append(b"x-stainless-retry-count: %b\r\n" % value)
         elif known == PRIORITY:
             self._priority = whole(value, 4)
         elif known == FLOW:
             self._flow = value[:REQUEST_ID_MAX].decode("latin-1")
+        elif known == IDEMPOTENCY:
+            self._idempotency, self._named = value, True
         else:
             self._from_a_page(known, value)
 
     def _from_a_page(self, known: int, value: bytes) -> None:
-        """What a browser says of the page. The engine hears of it only when it is left to decide on it."""
-        cors = self.site.cors
-        if cors is None:
-            self.forward.append(b"%b: %b\r\n" % (PAGE_NAMES[known], value))
-        elif known == ORIGIN:
-            self.cors = cors.lines(value)
+        """What a browser says of the page. Where no origins are configured, this decides nothing."""
+        if known == ORIGIN:
+            self.cors = b"" if self.site.cors is None else self.site.cors.lines(value)
         elif known == PREFLIGHT_HEADERS:
             self._preflight = value
         else:
@@ -233,7 +230,7 @@ class Inbound:
             and self.key is not None
             and self.route is not None
             and self.route.gated
-            and not (self.version_1_0 or self.chunked or self.expects or self.upgrade or self._id_given)
+            and not (self.version_1_0 or self.chunked or self.expects or self.upgrade or self._named)
             and self.nominated in {None, b"keep-alive"}
         )
 
@@ -307,6 +304,9 @@ class Inbound:
         limit = self.site.limits.body_bytes
         key = self.key
         assert key is not None
+        if self._idempotency:
+            before = self.site.repeats.count(key.id, self._idempotency, self.site.clock())
+            self._retries = max(self._retries or 0, before)
         if key.routes is not None and route.name not in key.routes:
             self.reject(
                 403, "key_forbidden", f"this key may not use the route {route.name!r}", code="route_not_allowed"

@@ -17,6 +17,7 @@ from forebay.engines.openai import OpenAIEngine
 from forebay.ingress.http.cors import Cors
 from forebay.ingress.http.peek import Peek, peek
 from forebay.ingress.http.routes import Routes
+from forebay.ingress.repeats import Repeats
 from forebay.live.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Site:
     ready: Callable[[], bool] = lambda: True
     read: Callable[..., Peek] = peek  # or with a real tokenizer
     heads: dict[bytes, Inbound] = field(default_factory=dict)  # read and judged; by their bytes less the length
+    repeats: Repeats = field(default_factory=Repeats)
     buffered_bytes: int = 0
     draining: bool = False
     connections: set[ServerConnection] = field(default_factory=set)
