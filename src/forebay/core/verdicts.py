@@ -67,9 +67,11 @@ def wait_verdict(pool: Pool, request: Request, demand: Demand, mode: Mode, now: 
         return None
     if waiting and mode is Mode.HYBRID:
         # Its turn may come before that of others, who then make way for it.
-        ahead = pool.queue.ahead_of(request, pool.band(request.priority), pool.turn(request))
-        if ahead < waiting and forecast.predict_ns(ahead + 1, rate) <= budget and _has_way(pool, request):
-            return None
+        band, turn = pool.band(request.priority), pool.turn(request)
+        if _last_behind(pool, request, band, turn) is not None:
+            ahead = pool.queue.ahead_of(request, band, turn)
+            if forecast.predict_ns(ahead + 1, rate) <= budget:
+                return None
     return Refusal(
         ShedReason.QUEUE_WAIT,
         0,
@@ -79,10 +81,11 @@ def wait_verdict(pool: Pool, request: Request, demand: Demand, mode: Mode, now: 
     )
 
 
-def _has_way(pool: Pool, request: Request) -> bool:
-    """May the last of the others be displaced? What is held for its sender is not, nor what an engine gave back."""
-    last = pool.queue.last_of_others(request)
-    return last is not None and last.mode is Mode.HYBRID and not last.redispatched
+def _last_behind(pool: Pool, request: Request, band: int, turn: float | None) -> Ticket | None:
+    """The last of the others, if it comes after this request and may be displaced: what is held for its sender may
+    not, nor what an engine gave back."""
+    last = pool.queue.last_behind(request, band, turn)
+    return last if last is not None and last.mode is Mode.HYBRID and not last.redispatched else None
 
 
 def makes_way(pool: Pool, request: Request, mode: Mode) -> bool:
@@ -90,8 +93,7 @@ def makes_way(pool: Pool, request: Request, mode: Mode) -> bool:
     queue = pool.queue
     if mode is not Mode.HYBRID or not queue or len(queue) < pool.depth.depth_limit:
         return False
-    ahead = queue.ahead_of(request, pool.band(request.priority), pool.turn(request))
-    return ahead < len(queue) and _has_way(pool, request)
+    return _last_behind(pool, request, pool.band(request.priority), pool.turn(request)) is not None
 
 
 def displaced(pool: Pool, newcomer: Ticket, now: Instant) -> Ticket | None:
@@ -102,9 +104,7 @@ def displaced(pool: Pool, newcomer: Ticket, now: Instant) -> Ticket | None:
     fits = predicted <= budget and waiting <= pool.depth.depth_limit
     if fits or newcomer.mode is not Mode.HYBRID:
         return None
-    last = pool.queue.last_of_others(newcomer.request)
-    behind = last is not None and pool.queue.is_behind(last, newcomer)
-    return last if behind and _has_way(pool, newcomer.request) else None
+    return _last_behind(pool, newcomer.request, newcomer.band, newcomer.start_tag)
 
 
 def timed(pool: Pool, refusal: Refusal, request: Request, now: Instant) -> Refusal:

@@ -111,7 +111,9 @@ def _check_queue(pool: Pool, now: Instant) -> None:
     _hold(5, len(tickets) - returned <= most, f"pool {name}: {len(tickets)} wait, at most {most} may")
     living = {id(e[2]) for e in queue._expiries if e[2].state is TicketState.QUEUED}
     _hold(5, living == {id(t) for t in tickets}, f"pool {name}: a waiting ticket has no expiry")
-    leftovers = max(len(queue._turns), len(queue._expiries), len(queue._arrivals)) - len(queue)
+    turns = sorted((-t.band, t.start_tag, t.turn) for t in tickets)
+    _hold(5, turns == queue._turns, f"pool {name}: the turns are {queue._turns}, those that wait have {turns}")
+    leftovers = max(len(queue._expiries), len(queue._arrivals)) - len(queue)
     _hold(5, leftovers <= 5 * len(queue) + 512, f"pool {name}: {leftovers} leftovers beside {len(queue)} tickets")
     _hold(8, all(t.arrived <= now for t in tickets), f"pool {name}: a ticket waits since the future")
     correction = pool.forecast.correction

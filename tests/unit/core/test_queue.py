@@ -181,7 +181,7 @@ def test_leftovers_stay_bounded(line: Line, priority: int, leave: str) -> None:
         line.pop()
         line.queue.next_expiry()
         queue = line.queue
-        most = max(len(queue._turns), len(queue._expiries), len(queue._arrivals))
+        most = max(len(queue._expiries), len(queue._arrivals))
         assert most < 400 + 5 * len(queue)
 
 

@@ -1,14 +1,17 @@
 """The queue of one pool: who is next, who has waited too long, and how much is in it.
 
-Two heaps, one of turns (band, then fairness tag) and one by expiry, a line by arrival and one per flow share the
-tickets. A ticket that leaves by one is skipped by the others when it surfaces, and all are rebuilt when the leftovers
-outnumber the living. When it is a flow's turn, ordering.py says which of its tickets has it.
+A sorted list of turns (band, then fairness tag), a heap by expiry, a line by arrival and one per flow share the
+tickets. One that leaves is taken out of the turns at once; the heap and the line by arrival skip it when it surfaces,
+and are rebuilt when the leftovers outnumber the living. When it is a flow's turn, ordering.py says which of its
+tickets has it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from heapq import heapify, heappop, heappush
+from typing import TypeAlias
 
 from forebay.core.instant import Instant
 from forebay.core.model import Request, Ticket, TicketState
@@ -16,6 +19,11 @@ from forebay.core.queueing.fairness import Flow, VirtualClock
 from forebay.core.queueing.ordering import Line, OrderConfig, Standing
 
 LEFTOVERS_MAX = 192
+
+Turn: TypeAlias = tuple[int, float, int]
+"""Minus the band, the tag, and the number of the turn: lower goes first."""
+NUMBERS_END = 1 << 62
+"""Beyond the number of any turn."""
 
 
 class FairQueue:
@@ -30,7 +38,7 @@ class FairQueue:
         self._lines: dict[Flow, Line] = {}
         self._uneven = False  # was any line, since the queue was last empty?
         self._numbers = 0  # turns given
-        self._turns: list[tuple[int, float, int]] = []  # (-band, tag, number)
+        self._turns: list[Turn] = []  # of those that wait, sorted: most newcomers go last
         self._holders: dict[int, Ticket] = {}  # by the number of their turn
         self._expiries: list[tuple[Instant, int, Ticket]] = []
         self._arrivals: deque[Ticket] = deque()
@@ -66,7 +74,7 @@ class FairQueue:
 
     def _give_turn(self, ticket: Ticket, number: int) -> None:
         ticket.turn = number
-        heappush(self._turns, (-ticket.band, ticket.start_tag, ticket.turn))
+        insort(self._turns, (-ticket.band, ticket.start_tag, number))
         self._holders[ticket.turn] = ticket
 
     def _join(self, ticket: Ticket, flow: Flow) -> None:
@@ -78,16 +86,13 @@ class FairQueue:
 
     def head(self) -> Ticket | None:
         """The ticket whose turn it is."""
-        turns, holders = self._turns, self._holders
-        while turns:
-            ticket = holders.get(turns[0][2])
-            if ticket is None:
-                heappop(turns)
-            elif not self._uneven and (self._standing is None or not self._standing.now):
-                return ticket
-            else:
-                return self._exchange(ticket)
-        return None
+        turns = self._turns
+        if not turns:
+            return None
+        ticket = self._holders[turns[0][2]]
+        if not self._uneven and (self._standing is None or not self._standing.now):
+            return ticket
+        return self._exchange(ticket)
 
     def _exchange(self, ticket: Ticket) -> Ticket:
         """Give this ticket's turn to the one of its flow that goes first, and it that one's: turns within a flow are
@@ -109,26 +114,31 @@ class FairQueue:
         return first if first.band == ticket.band else ticket
 
     def ahead_of(self, request: Request, band: int, tag: float | None = None) -> int:
-        """How many would be served before this request, were it to wait too. O(n), for a queue that is nearly full."""
+        """How many would be served before this request, were it to wait too: none of its own flow's goes behind it.
+        O(what its flow has waiting)."""
         flow = _flow(request)
-        mine = (-band, self._clock.tag_now(flow) if tag is None else tag)
-        return sum(
-            1
-            for ticket in self._holders.values()
-            if (-ticket.band, ticket.start_tag) <= mine or _flow(ticket.request) == flow
-        )
+        mine = self._turn_now(flow, band, tag)
+        ahead, line = bisect_right(self._turns, mine), self._lines.get(flow)
+        if line is None or ahead == self._count:
+            return ahead
+        return ahead + sum(1 for own in line.tickets if (-own.band, own.start_tag, own.turn) > mine)
 
-    def last_of_others(self, request: Request) -> Ticket | None:
-        """The ticket whose turn comes last, of flows other than this request's: none goes before its own flow's earlier
-        ones. O(n)."""
+    def last_behind(self, request: Request, band: int, tag: float | None = None) -> Ticket | None:
+        """The ticket whose turn comes last, of flows other than this request's, if that is after this request's turn.
+        Asks no more than the last of all, save those of its own flow."""
         flow = _flow(request)
-        others = (t for t in self._holders.values() if _flow(t.request) != flow)
-        return max(others, key=lambda t: (-t.band, t.start_tag, t.turn), default=None)
+        mine, line = self._turn_now(flow, band, tag), self._lines.get(flow)
+        for turn in reversed(self._turns):
+            if turn < mine:
+                break
+            ticket = self._holders[turn[2]]
+            if line is None or ticket not in line.tickets:
+                return ticket
+        return None
 
-    @staticmethod
-    def is_behind(ticket: Ticket, other: Ticket) -> bool:
-        """Does its turn come after the other's?"""
-        return (-ticket.band, ticket.start_tag) > (-other.band, other.start_tag)
+    def _turn_now(self, flow: Flow, band: int, tag: float | None) -> Turn:
+        """The turn that a request of this flow would get: after all others of the same tag."""
+        return -band, self._clock.tag_now(flow) if tag is None else tag, NUMBERS_END
 
     def oldest(self) -> Instant:
         """When the longest-waiting ticket arrived. The queue must not be empty."""
@@ -145,7 +155,7 @@ class FairQueue:
         if self._standing is not None:
             oldest = self._first_arrived()
             self._standing.seen(now - oldest.arrived, oldest.expires - oldest.arrived, now)
-        ticket = self._holders[heappop(self._turns)[2]]
+        ticket = self._holders[self._turns[0][2]]
         self._clock.served(ticket.start_tag)
         self._leave(ticket, _flow(ticket.request))
         self._add(ticket, -1)
@@ -159,6 +169,7 @@ class FairQueue:
         self._add(ticket, -1)
 
     def _leave(self, ticket: Ticket, flow: Flow) -> None:
+        del self._turns[bisect_left(self._turns, (-ticket.band, ticket.start_tag, ticket.turn))]
         del self._holders[ticket.turn]
         line = self._lines[flow]
         del line.tickets[ticket]
@@ -187,22 +198,19 @@ class FairQueue:
         self.bytes += sign * ticket.request.body_bytes
         if not self._count:
             self._clock.idle()
-            self._turns.clear()
             self._uneven = False
             self._expiries.clear()
             self._arrivals.clear()
         elif sign < 0:
-            # Each may hold leftovers that never surface, behind a class above or a ticket that waits for long.
-            kept = len(self._turns) + len(self._expiries) + len(self._arrivals)
-            if kept > 6 * self._count + LEFTOVERS_MAX:
+            # Each may hold leftovers that never surface, behind a ticket that waits for long.
+            kept = len(self._expiries) + len(self._arrivals)
+            if kept > 5 * self._count + LEFTOVERS_MAX:
                 self._sweep(ticket)
 
     def _sweep(self, leaving: Ticket) -> None:
-        """Drop leftovers from both heaps (the leaving ticket's state is about to change)."""
-        self._turns = [e for e in self._turns if e[2] in self._holders]
+        """Drop leftovers (the leaving ticket's state is about to change)."""
         self._expiries = [e for e in self._expiries if e[2].state is TicketState.QUEUED and e[2] is not leaving]
         self._arrivals = deque(t for t in self._arrivals if t.state is TicketState.QUEUED and t is not leaving)
-        heapify(self._turns)
         heapify(self._expiries)
 
 
