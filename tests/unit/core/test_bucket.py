@@ -133,13 +133,3 @@ def test_an_untouched_bucket_is_full_at_any_instant() -> None:
         assert bucket.remaining(now) == 10
         assert bucket.reset_ns(now) == 0
         assert bucket.wait_ns(10, now) == 0
-
-
-@pytest.mark.parametrize("limit", [0, 1, 7, 70_001])
-@pytest.mark.parametrize("spent", [0, 1, 5, 200_000])
-def test_figures_are_what_the_two_questions_answer(limit: int, spent: int) -> None:
-    bucket = Bucket(limit, MINUTE)
-    if limit:  # a limit of zero refuses everything, so it is never charged
-        bucket.settle(spent, SECOND)
-    for now in (0, SECOND, 2 * SECOND + 1, 5 * MINUTE):
-        assert bucket.figures(now) == (bucket.remaining(now), bucket.reset_ns(now))

@@ -169,7 +169,9 @@ def test_each_kind_of_token_is_charged_for_its_own() -> None:
         output_tokens_per_minute=1_000,
         weighted_tokens_per_minute=1_000,
     )
-    assert budget.charge(budget.prices(Demand(100, 50, 50)), 0) == 50
+    prices = budget.prices(Demand(100, 50, 50))
+    assert budget.check(prices, SECOND, 0) is None
+    assert budget.charge(prices, 0) == 50
     assert [bucket.remaining(0) for bucket in budget._rates] == [850, 900, 950, 800]
     budget.settle(100, 50, Usage(110, 20), 0, 0)
     assert [bucket.remaining(0) for bucket in budget._rates] == [870, 890, 980, 850]

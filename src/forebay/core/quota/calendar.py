@@ -110,7 +110,7 @@ class CalendarQuota:
         self._at(now)
         return max(0, self.limit - self.used)
 
-    def figures(self, now: Instant) -> tuple[int, int]:
-        """(remaining, reset_ns) in one go."""
+    def reset_ns(self, now: Instant) -> int:
+        """Nanoseconds until the next period begins."""
         wall_ns = self._at(now)
-        return max(0, self.limit - self.used), self._ends - wall_ns
+        return self._ends - wall_ns

@@ -40,11 +40,15 @@ _SPANS = {MINUTE: "min", DAY: "day", MONTH: "month"}
 
 
 class Path:
-    """The meters and places of one key's requests for one model. Immutable in what it holds."""
+    """The meters and places of one key's requests for one model. Immutable in what it holds.
+
+    Its buckets are walked inline, with their arithmetic (see Bucket) spelt out: every request walks them four times,
+    and a call for each would cost more than what it does. What is rare asks the bucket.
+    """
 
     __slots__ = (
-        "_bursts", "_meters", "_places", "_quotas", "_rates", "_requests", "_tokens", "credit", "levels", "limited",
-        "metered", "refusing",
+        "_buckets", "_bursts", "_meters", "_places", "_quotas", "_rates", "_requests", "_tokens", "credit", "levels",
+        "limited", "metered", "refusing",
     )  # fmt: skip
 
     def __init__(self, levels: tuple[Level, ...], credit: CreditLine | None) -> None:
@@ -52,11 +56,13 @@ class Path:
         self.credit = credit
         self._places = tuple(level for level in levels if level.concurrency is not None)
         meters = [meter for level in levels for meter in level.meters]
-        self._requests = tuple(meter for meter in meters if meter.counts == REQUESTS)
-        self._rates = tuple(m for m in meters if isinstance(m, Bucket) and m.counts != REQUESTS)
-        self._quotas = tuple(m for m in meters if isinstance(m, CalendarQuota))
+        buckets = [meter for meter in meters if isinstance(meter, Bucket)]
+        self._requests = tuple(bucket for bucket in buckets if bucket.counts == REQUESTS)
+        self._rates = tuple(bucket for bucket in buckets if bucket.counts != REQUESTS)
+        self._quotas = tuple(meter for meter in meters if isinstance(meter, CalendarQuota))
+        self._buckets = self._requests + self._rates
+        self._meters: tuple[Meter, ...] = (*self._buckets, *self._quotas)
         self._tokens: tuple[Meter, ...] = (*self._rates, *self._quotas)
-        self._meters = self._requests + self._tokens
         self._bursts = _smallest_bursts(self._tokens) if self._tokens else _UNBOUNDED
         self.metered = bool(self._tokens) or credit is not None
         self.limited = bool(self._meters or self._places) or credit is not None
@@ -82,9 +88,26 @@ class Path:
 
         `service_ns`: how long a request usually takes.
         """
-        refusal = self._refusal(prices, service_ns, now)
-        self.refusing = refusal is not None
-        return refusal
+        fits = self._fits(prices, now)
+        self.refusing = not fits
+        return None if fits else self._refusal(prices, service_ns, now)
+
+    def _fits(self, prices: Prices, now: Instant) -> bool:
+        """Does no limit refuse? Then every bucket knows what it is when this is charged."""
+        credit = self.credit
+        if credit is not None and prices[TOKENS] > credit.left:
+            return False
+        for level in self._places:
+            if level.concurrency is not None and level.open >= level.concurrency:
+                return False
+        for bucket in self._buckets:
+            at, tat = now * bucket.limit, bucket.tat
+            if tat < at:
+                tat = at
+            bucket.due = tat = tat + prices[bucket.counts] * bucket.window_ns
+            if tat - at > bucket.span:
+                return False
+        return not self._quotas or all(not quota.wait_ns(prices[TOKENS], now) for quota in self._quotas)
 
     def _refusal(self, prices: Prices, service_ns: int, now: Instant) -> Refusal | None:
         credit = self.credit
@@ -109,7 +132,8 @@ class Path:
     # ---- the changes -----------------------------------------------------------------------------------------
 
     def charge(self, prices: Prices, now: Instant) -> int:
-        """Take one request, a place among the open ones and the reserved tokens, at every level.
+        """Take what `check` has just let pass: one request, a place among the open ones and the reserved tokens, at
+        every level.
 
         Returns the output tokens that are paid for by this; UNMETERED when nothing counts tokens.
         """
@@ -117,8 +141,10 @@ class Path:
             level.open += 1
         if not self.limited:
             return UNMETERED
-        for meter in self._meters:
-            meter.charge(prices[meter.counts], now)
+        for bucket in self._buckets:
+            bucket.tat = bucket.due
+        for quota in self._quotas:
+            quota.charge(prices[TOKENS], now)
         if self.credit is not None:
             self.credit.hold(prices[TOKENS])
         return prices[OUTPUT] if self.metered else UNMETERED
@@ -128,7 +154,11 @@ class Path:
 
         Returns for how long its stream must be held, in ns: 0 for not at all, FOREVER when it has to end.
         """
-        self._correct(0, tokens_out, charged, now)
+        prices = 0, tokens_out, 0, tokens_out, 2 * tokens_out
+        for bucket in self._rates:
+            bucket.settle(prices[bucket.counts], now)
+        for quota in self._quotas:
+            quota.settle(tokens_out, charged, now)
         hold_ns = 0
         credit = self.credit
         if credit is not None:
@@ -152,23 +182,26 @@ class Path:
             level.open -= 1
             assert level.open >= 0, "quota: a request was settled twice"
         if not ran:
-            for meter in self._requests:
-                meter.charge(-1, now)
+            for bucket in self._requests:
+                bucket.charge(-1, now)
         if self.metered:
-            # Usage is an engine's word: a negative one would mint tokens.
             used_in = used_out = 0
             if usage is not None:
-                used_in, used_out = usage.charged_input, max(0, usage.output_tokens)
-            self._correct(used_in - tokens_in, used_out - tokens_out, charged, now)
+                used_in, used_out = usage.charged_input, usage.output_tokens
+                if used_out < 0:  # an engine's word, which would mint tokens
+                    used_out = 0
+            more_in, more_out = used_in - tokens_in, used_out - tokens_out
+            prices = 0, more_in + more_out, more_in, more_out, more_in + 2 * more_out
+            for bucket in self._rates:
+                at, tat = now * bucket.limit, bucket.tat
+                if tat < at:
+                    tat = at
+                tat += prices[bucket.counts] * bucket.window_ns
+                bucket.tat = tat if tat - at < bucket.most_owed else at + bucket.most_owed
+            for quota in self._quotas:
+                quota.settle(prices[TOKENS], charged, now)
             if self.credit is not None:
                 self.credit.capture(tokens_in + tokens_out, used_in + used_out)
-
-    def _correct(self, tokens_in: int, tokens_out: int, charged: Instant, now: Instant) -> None:
-        prices = 0, tokens_in + tokens_out, tokens_in, tokens_out, tokens_in + 2 * tokens_out
-        for bucket in self._rates:
-            bucket.settle(prices[bucket.counts], now)
-        for quota in self._quotas:
-            quota.settle(prices[quota.counts], charged, now)
 
     def restore(self, day_tokens: int, month_tokens: int, now: Instant) -> None:
         """Count tokens that were used of the running day and month before this process began."""
@@ -180,15 +213,26 @@ class Path:
     def headers(self, now: Instant) -> list[tuple[str, int, int, int]]:
         """(name, limit, remaining, reset_ns) of the tightest limit of requests and of the tightest of tokens."""
         rows = []
-        for name, meters in (("requests", self._requests), ("tokens", self._tokens)):
-            tightest: tuple[str, int, int, int] | None = None
-            for meter in meters:
-                remaining, reset_ns = meter.figures(now)
-                if tightest is None or remaining < tightest[2]:
-                    tightest = (name, meter.limit, remaining, reset_ns)
-            if tightest is not None:
-                rows.append(tightest)
+        if self._requests:
+            rows.append(("requests", *_tightest(self._requests, now)))
+        if self._rates or self._quotas:
+            limit, remaining, reset_ns = _tightest(self._rates, now)
+            for quota in self._quotas:
+                if (left := quota.remaining(now)) < remaining:
+                    limit, remaining, reset_ns = quota.limit, left, quota.reset_ns(now)
+            rows.append(("tokens", limit, remaining, reset_ns))
         return rows
+
+
+def _tightest(buckets: tuple[Bucket, ...], now: Instant) -> tuple[int, int, int]:
+    """(limit, remaining, reset_ns) of the bucket with the least left; FOREVER of none."""
+    limit, least, most_ahead = 1, FOREVER, 0
+    for bucket in buckets:
+        ahead = bucket.tat - now * bucket.limit
+        left = (bucket.span - ahead) // bucket.window_ns if ahead > 0 else bucket.burst
+        if left < least:
+            limit, least, most_ahead = bucket.limit, left, ahead
+    return limit, least if least > 0 else 0, -(-most_ahead // limit) if most_ahead > 0 and limit else 0
 
 
 def _smallest_bursts(meters: tuple[Meter, ...]) -> tuple[int, ...]:
