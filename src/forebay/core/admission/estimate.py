@@ -39,7 +39,7 @@ OVERHEAD_MOST = 512  # tokens
 OUTPUT_MOST = 1_000_000  # tokens
 LEARNERS_MAX = 50_000
 SETTLED = 200  # observations after which a learner samples
-SAMPLED_EVERY = 4
+SAMPLED_EVERY = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class DemandEstimator:
     def learn(self, request: Request, usage: Usage) -> Usage:
         """Move the learners of this request towards what the engine measured. Returns it with what is not charged.
 
-        Those that have learned enough look at every fourth answer only: slower to turn, and a quarter of the cost.
+        Those that have learned enough look at every eighth answer only: slower to turn, and an eighth of the cost.
         """
         learner = self._learners.get((request.key, request.model)) or self._newcomer(request.key, request.model)
         learner.seen += 1
