@@ -36,9 +36,13 @@ class _UsageFields(msgspec.Struct):
     input_tokens_details: Any = None
 
 
+NO_ERROR = msgspec.Raw()
+"""In the place of an error that the answer does not have; known by its identity."""
+
+
 class _Answer(msgspec.Struct):
     usage: _UsageFields | None = None
-    error: msgspec.Raw = msgspec.Raw(b"")
+    error: msgspec.Raw = NO_ERROR
 
 
 class _ErrorFields(msgspec.Struct):
@@ -65,7 +69,8 @@ def document_usage(body: bytes, estimated_input: int, *, cut: bool = False) -> t
         answer = _decode_answer(body)
     except (msgspec.DecodeError, RecursionError):
         return None, False
-    return _to_usage(answer.usage, estimated_input), bytes(answer.error) not in {b"", b"null"}
+    is_error = answer.error is not NO_ERROR and bytes(answer.error) != b"null"
+    return _to_usage(answer.usage, estimated_input), is_error
 
 
 def last_usage(tail: bytes, estimated_input: int) -> Usage | None:
@@ -182,14 +187,17 @@ def _to_usage(fields: _UsageFields | None, estimated_input: int) -> Usage | None
         if tokens_in is None:
             return None
     exact = tokens_in is not None
-    tokens_in = tokens_in if tokens_in is not None else estimated_input
-    usage = Usage(tokens_in, tokens_out or 0, exact, _cached(fields, tokens_in))
-    return usage if usage.input_tokens >= 0 and usage.output_tokens >= 0 else None
-
-
-def _cached(fields: _UsageFields, tokens_in: int) -> int:
-    """Of the input, what the engine says it had cached: under either name, and never more than all of it."""
+    if tokens_in is None:
+        tokens_in = estimated_input
+    tokens_out = tokens_out or 0
+    if tokens_in < 0 or tokens_out < 0:
+        return None
     details = fields.prompt_tokens_details or fields.input_tokens_details
+    return Usage(tokens_in, tokens_out, exact, _cached(details, tokens_in) if details else 0)
+
+
+def _cached(details: Any, tokens_in: int) -> int:
+    """Of the input, what the engine says it had cached, and never more than all of it."""
     if not isinstance(details, dict):
         return 0
     cached = details.get("cached_tokens")
