@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from forebay.core.instant import MILLISECOND, SECOND
+from forebay.core.instant import MILLISECOND, SECOND, Instant
 from forebay.core.model import Refusal
+from forebay.core.quota.path import Path
 from forebay.ingress.http.routes import Dialect
 
 
@@ -104,6 +105,7 @@ _RATE_LIMIT_LINES = {
     ).encode()
     for name in ("requests", "tokens")
 }
+_BOTH_RATE_LIMITS = _RATE_LIMIT_LINES["requests"] + _RATE_LIMIT_LINES["tokens"]
 
 
 def explain(refusal: Refusal) -> str:
@@ -149,12 +151,19 @@ def retry_headers(retry_after_ns: int | None, obeyed: bool | None = None) -> byt
     return b"retry-after: %d\r\nretry-after-ms: %d\r\nx-should-retry: %b\r\n" % (seconds, millis, should)
 
 
-def rate_limit_lines(rows: list[tuple[str, int, int, int]]) -> bytes:
-    """x-ratelimit-* of (name, limit, remaining, reset_ns)."""
-    lines = b""
-    for name, limit, remaining, reset_ns in rows:
-        lines += _RATE_LIMIT_LINES[name] % (limit, remaining, go_duration(reset_ns))
-    return lines
+def rate_limit_lines(path: Path, now: Instant) -> bytes:
+    """x-ratelimit-* of the tightest limits that requests on this path meet."""
+    if not path.limited:
+        return b""
+    rows = path.headers(now)
+    if len(rows) == 2:  # as most keys with limits have: written in one go
+        (_, of_requests, requests, requests_ns), (_, of_tokens, tokens, tokens_ns) = rows
+        return _BOTH_RATE_LIMITS % (
+            of_requests, requests, go_duration(requests_ns), of_tokens, tokens, go_duration(tokens_ns),
+        )  # fmt: skip
+    return b"".join(
+        _RATE_LIMIT_LINES[name] % (limit, remaining, go_duration(reset_ns)) for name, limit, remaining, reset_ns in rows
+    )
 
 
 def go_duration(duration_ns: int) -> bytes:

@@ -7,8 +7,10 @@ import json
 import pytest
 
 from forebay.core.instant import MILLISECOND, SECOND
-from forebay.core.model import Refusal
+from forebay.core.model import Demand, Refusal
 from forebay.core.outcome import EvictReason, FailReason, Reason, ShedReason
+from forebay.core.quota.budget import Quota
+from forebay.core.quota.terms import KeyLimits, KeyTerms
 from forebay.ingress.http.routes import Dialect
 from forebay.ingress.status import (
     REASON_PHRASES,
@@ -17,6 +19,7 @@ from forebay.ingress.status import (
     error_body,
     explain,
     go_duration,
+    rate_limit_lines,
     retry_headers,
 )
 
@@ -112,3 +115,21 @@ def test_where_a_retry_cannot_work_there_is_no_time() -> None:
 )  # fmt: skip
 def test_durations_as_go_writes_them(duration_ns: int, written: bytes) -> None:
     assert go_duration(duration_ns) == written
+
+
+def test_the_rate_limit_lines_of_one_kind_or_both_or_none() -> None:
+    def lines(**limits: int) -> bytes:
+        path = Quota({"k": KeyTerms(KeyLimits(**limits))}, {}).budget("k").path
+        prices = path.prices(Demand(40, 20, 20))
+        assert path.check(prices, SECOND, 0) is None
+        path.charge(prices, 0)
+        return rate_limit_lines(path, 0)
+
+    requests = (
+        b"x-ratelimit-limit-requests: 60\r\nx-ratelimit-remaining-requests: 59\r\nx-ratelimit-reset-requests: 1s\r\n"
+    )
+    tokens = b"x-ratelimit-limit-tokens: 600\r\nx-ratelimit-remaining-tokens: 540\r\nx-ratelimit-reset-tokens: 6s\r\n"
+    assert lines(requests_per_minute=60) == requests
+    assert lines(tokens_per_minute=600) == tokens
+    assert lines(requests_per_minute=60, tokens_per_minute=600) == requests + tokens
+    assert lines(concurrency=5) == lines() == b""

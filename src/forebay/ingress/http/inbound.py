@@ -578,7 +578,10 @@ class Inbound:
         dialect = route.dialect if route is not None else Dialect.OPENAI
         body = error_body(dialect, message=explain(refusal), type=answer.type, code=answer.code)
         headers = b"content-type: application/json\r\nx-forebay-reason: %b\r\n" % reason.encode()
-        headers += retry_headers(refusal.retry_after_ns, refusal.obeyed) + self.rate_limit_headers()
+        headers += retry_headers(refusal.retry_after_ns, refusal.obeyed)
+        if self.key is not None:
+            path = self.site.gateway.pipeline.budget(self.key.id).path_for(self.model)
+            headers += rate_limit_lines(path, self.site.clock())
         self._prepare(status, headers, body)
 
     def failed(self, reason: str, detail: str) -> None:
@@ -591,10 +594,3 @@ class Inbound:
         headers = b"content-type: application/json\r\nx-forebay-reason: %b\r\n" % reason.encode()
         self._prepare(answer.status, headers, body)
         self.answer()
-
-    def rate_limit_headers(self) -> bytes:
-        """x-ratelimit-* of the tightest limits that the request met."""
-        key = self.key
-        if key is None or not (path := self.site.gateway.pipeline.budget(key.id).path_for(self.model)).limited:
-            return b""
-        return rate_limit_lines(path.headers(self.site.clock()))

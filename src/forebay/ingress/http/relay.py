@@ -23,7 +23,7 @@ from forebay.core.verdicts import come_back_ns
 from forebay.engines.pool import Breakage, ResponseHead, Upstream
 from forebay.ingress.http.routes import Dialect
 from forebay.ingress.http.usage import DONE, TAIL, StreamReader, document_usage, first_event_error, split_events
-from forebay.ingress.status import REASON_PHRASES, TABLE, error_body, retry_headers
+from forebay.ingress.status import REASON_PHRASES, TABLE, error_body, rate_limit_lines, retry_headers
 
 if TYPE_CHECKING:
     from forebay.engines.openai import OpenAIEngine
@@ -217,7 +217,7 @@ class Relay:
                 len(body),
                 wait_us // 1000,
                 wait_us % 1000,
-                inbound.rate_limit_headers(),
+                rate_limit_lines(ticket.path, inbound.site.clock()),
                 body,
             )
         )
@@ -385,7 +385,7 @@ class Relay:
                 extra += b"x-forebay-reason: engine_error\r\n" + retry_headers(self._come_back_ns())
             elif self._digest.retry_after is not None:
                 extra += retry_headers(self._digest.retry_after * SECOND)
-            extra += inbound.rate_limit_headers()
+            extra += rate_limit_lines(ticket.path, inbound.site.clock())
         if self._sse:
             inbound.site.hold.release(self)
             extra += b"x-accel-buffering: no\r\n"
