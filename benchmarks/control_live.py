@@ -8,48 +8,38 @@ event loops, timers that are late, a machine that does other things) is in the d
 
 from __future__ import annotations
 
-import csv
 import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 
 from benchmarks import environment, tables
+from benchmarks.control_beside import Objectives, figures, healthy, simulated, table
 from benchmarks.control_policies import FOREBAY, policy
 from benchmarks.control_world import TPOT_MS, TTFT_MS
 from benchmarks.peers import ROOT
 from benchmarks.process import Process, free_port
 from forebay.engines.simulated.profiles import StepProfile, profile_named
 from forebay.load.attack import Plan, attack
-from forebay.load.child import get
 from forebay.load.target import Target
 from forebay.load.workload import Key, Workload
 from forebay.report.records import Objective, PhaseBounds, RequestRecord, RunHeader
-from forebay.report.statistics import percentile
 from forebay.sim.bounds import Size as MixSize
 from forebay.sim.bounds import limits_of, step_bound
-from forebay.sim.run import Simulation
-from forebay.sim.scenario import ClientSpec, EngineSpec, Scenario, WorkloadSpec
+from forebay.sim.scenario import EngineSpec, WorkloadSpec
 
 PROFILE: Final = "a100-80g/llama-3.1-8b/bf16/tp1/vllm"
 PROMPT, OUTPUT = "~400/0.6", "~120/0.6"
 LOADS: Final = (1.0, 2.0, 5.0)
 KEYS: Final = ("a", "b", "c", "d")
 RESULTS: Final = ROOT / "benchmarks" / "results"
-
-
-class Objectives(NamedTuple):
-    """What a good answer keeps to."""
-
-    ttft_ms: float
-    tpot_ms: float
 
 
 OBJECTIVES: Final = Objectives(TTFT_MS, TPOT_MS)
@@ -95,13 +85,6 @@ def _live(folder: Path) -> Iterator[Target]:
         engine.stop()
 
 
-def healthy(port: int, path: str) -> bool:
-    try:
-        return get(Target.parse(f"http://127.0.0.1:{port}"), path)[0] == 200
-    except OSError:
-        return False
-
-
 def _measured(folder: Path, rate: float, duration_s: float, seed: int) -> list[RequestRecord]:
     arrivals = _load(rate, duration_s).draw(seed)
     header = RunHeader(
@@ -111,66 +94,6 @@ def _measured(folder: Path, rate: float, duration_s: float, seed: int) -> list[R
     workload = Workload(model="sim", keys=tuple(Key(key, f"sk-{key}") for key in KEYS))
     with _live(folder) as target:
         return attack(Plan(target, header, arrivals, workload), folder / "records.jsonl", lambda _: None).requests
-
-
-def _simulated(folder: Path, seen: Sequence[RequestRecord], asked: Sequence[int], seed: int) -> list[RequestRecord]:
-    """The same requests, with the sizes that were asked for."""
-    trace = folder / "trace.csv"
-    with trace.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("timestamp", "prompt_tokens", "output_tokens", "key_id"))
-        for record, output in zip(seen, asked, strict=True):
-            writer.writerow((f"{record.intended_ns / 1e9:.9f}", record.prompt_tokens, output, record.key))
-    simulation = Simulation(
-        Scenario(
-            name="live",
-            policy="guarded",
-            config=str(policy(FOREBAY)),
-            engines=EngineSpec(profile=PROFILE),
-            workload=WorkloadSpec(trace=str(trace)),
-            clients=ClientSpec(max_tokens="exact"),
-            seed=seed,
-        )
-    )
-    simulation.run()
-    return list(simulation.records.records())
-
-
-def figures(records: Sequence[RequestRecord], warm_up_s: float, objectives: Objectives) -> dict[str, float]:
-    """Of requests that were sent after the warm-up. Shares are of those that were offered."""
-    counted = [record for record in records if record.intended_ns >= warm_up_s * 1e9]
-    done = [record for record in counted if record.outcome == "completed"]
-    good = [record for record in done if _in_time(record, objectives)]
-    ttft = sorted((record.first_token_ns - record.intended_ns) / 1e6 for record in done if record.first_token_ns >= 0)
-    gaps = sorted(_gap_ms(record) for record in done if record.output_tokens > 1)
-    waits = sorted(record.queue_wait_ms for record in done if record.queue_wait_ms is not None)
-    return {
-        "offered": len(counted),
-        "served": 100.0 * len(done) / len(counted),
-        "good": 100.0 * len(good) / len(counted),
-        "good_tokens": 100.0 * sum(r.output_tokens for r in good) / max(1, sum(r.output_tokens for r in done)),
-        "ttft_p50": percentile(ttft, 0.5) or 0.0,
-        "ttft_p99": percentile(ttft, 0.99) or 0.0,
-        "tpot_p50": percentile(gaps, 0.5) or 0.0,
-        "tpot_p99": percentile(gaps, 0.99) or 0.0,
-        "queue_wait_p99": percentile(waits, 0.99) or 0.0,
-    }
-
-
-def _gap_ms(record: RequestRecord) -> float:
-    return (record.done_ns - record.first_token_ns) / 1e6 / (record.output_tokens - 1)
-
-
-def _in_time(record: RequestRecord, objectives: Objectives) -> bool:
-    if record.first_token_ns < 0 or (record.first_token_ns - record.intended_ns) / 1e6 > objectives.ttft_ms:
-        return False
-    return record.output_tokens < 2 or _gap_ms(record) <= objectives.tpot_ms
-
-
-SHOWN: Final = (
-    ("served", "served %"), ("good", "good %"), ("ttft_p50", "TTFT p50 ms"), ("ttft_p99", "TTFT p99 ms"),
-    ("tpot_p50", "TPOT p50 ms"), ("tpot_p99", "TPOT p99 ms"), ("queue_wait_p99", "wait p99 ms"),
-)  # fmt: skip
 
 
 def markdown(content: dict[str, Any]) -> str:
@@ -183,16 +106,7 @@ def markdown(content: dict[str, Any]) -> str:
         f"{content['capacity_per_s']:.1f} requests/s; {seconds}. Shares are of offered requests. "
         "Each cell: live / simulated."
     )
-    lines = [
-        method,
-        "",
-        "| load | requests | " + " | ".join(title for _, title in SHOWN) + " |",
-        "|---|---:|" + "---:|" * len(SHOWN),
-    ]
-    for row in content["rows"]:
-        live, simulated = row["live"], row["simulated"]
-        cells = [f"{live[name]:.1f} / {simulated[name]:.1f}" for name, _ in SHOWN]
-        lines.append(f"| {row['load']:g}x | {live['offered']} | " + " | ".join(cells) + " |")
+    lines = [method, "", *table(content["rows"])]
     return "\n".join(lines) + "\n"
 
 
@@ -211,7 +125,7 @@ def main(duration_s: float, warm_up_s: float, seed: int, dry: bool) -> None:
             click.echo(f"{load:g}x: {rate:.1f} requests/s for {duration_s:g} s", err=True)
             seen = _measured(folder, rate, duration_s, seed)
             asked = [arrival.output_tokens or 1 for arrival in _load(rate, duration_s).draw(seed)]
-            made = _simulated(folder, seen, asked, seed)
+            made = simulated(folder, str(policy(FOREBAY)), PROFILE, seen, asked, seed)
             rows.append(
                 {
                     "load": load,

@@ -8,12 +8,11 @@ sockets, event loops and the machine's other work are in the difference, and not
 
 from __future__ import annotations
 
-import csv
 import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ import click
 from benchmarks import environment, tables
 from benchmarks.calibration_engines import ENGINES, VLLM_SEQS
 from benchmarks.calibration_judge import Kept, calibrate
-from benchmarks.control_live import SHOWN, Objectives, figures, healthy
+from benchmarks.control_beside import Objectives, figures, healthy, simulated, table
 from benchmarks.peers import ROOT
 from benchmarks.process import Process, free_port
 from forebay.engines.simulated.fitted import write_fitted
@@ -38,8 +37,7 @@ from forebay.report.records import Objective, PhaseBounds, RequestRecord, RunHea
 from forebay.sim.bounds import Size as MixSize
 from forebay.sim.bounds import limits_of, step_bound
 from forebay.sim.calibrate import fitted
-from forebay.sim.run import Simulation
-from forebay.sim.scenario import ClientSpec, EngineSpec, Scenario, WorkloadSpec
+from forebay.sim.scenario import EngineSpec, WorkloadSpec
 
 PROMPT, OUTPUT = "~60/0.5", "~24/0.5"
 LOADS: Final = (1.0, 2.0, 5.0)
@@ -100,31 +98,6 @@ def _measured(
         return attack(Plan(target, header, arrivals, workload), folder / "records.jsonl", lambda _: None).requests
 
 
-def _simulated(
-    folder: Path, profile: Path, objectives: Objectives, seen: Sequence[RequestRecord], asked: Sequence[int], seed: int
-) -> list[RequestRecord]:
-    """The same requests, with the sizes that were asked for."""
-    trace = folder / "trace.csv"
-    with trace.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("timestamp", "prompt_tokens", "output_tokens", "key_id"))
-        for record, output in zip(seen, asked, strict=True):
-            writer.writerow((f"{record.intended_ns / 1e9:.9f}", record.prompt_tokens, output, record.key))
-    simulation = Simulation(
-        Scenario(
-            name="vllm",
-            policy="guarded",
-            config=_settings(objectives),
-            engines=EngineSpec(profile=str(profile)),
-            workload=WorkloadSpec(trace=str(trace)),
-            clients=ClientSpec(max_tokens="exact"),
-            seed=seed,
-        )
-    )
-    simulation.run()
-    return list(simulation.records.records())
-
-
 def _markdown(content: dict[str, Any]) -> str:
     where = content["environment"]
     method = (
@@ -135,16 +108,7 @@ def _markdown(content: dict[str, Any]) -> str:
         f"{content['duration_s']:g} s each, the first {content['warm_up_s']:g} s not counted. Shares are of offered "
         "requests. Each cell: live / simulated."
     )
-    lines = [
-        method,
-        "",
-        "| load | requests | " + " | ".join(title for _, title in SHOWN) + " |",
-        "|---|---:|" + "---:|" * len(SHOWN),
-    ]
-    for row in content["rows"]:
-        live, simulated = row["live"], row["simulated"]
-        cells = [f"{live[name]:.1f} / {simulated[name]:.1f}" for name, _ in SHOWN]
-        lines.append(f"| {row['load']:g}x | {live['offered']} | " + " | ".join(cells) + " |")
+    lines = [method, "", *table(content["rows"])]
     return "\n".join(lines) + "\n"
 
 
@@ -170,9 +134,9 @@ def _compare(scratch: Path, duration_s: float, warm_up_s: float, seed: int) -> d
                 click.echo(f"{load:g}x: {rate:.1f} requests/s for {duration_s:g} s", err=True)
                 seen = _measured(folder, engine, objectives, rate, duration_s, seed)
                 asked = [arrival.output_tokens or 1 for arrival in _load(rate, duration_s).draw(seed)]
-                made = _simulated(folder, path, objectives, seen, asked, seed)
-                live, simulated = (figures(one, warm_up_s, objectives) for one in (seen, made))
-                rows.append({"load": load, "live": live, "simulated": simulated})
+                made = simulated(folder, _settings(objectives), str(path), seen, asked, seed)
+                live, beside = (figures(one, warm_up_s, objectives) for one in (seen, made))
+                rows.append({"load": load, "live": live, "simulated": beside})
     finally:
         process.stop()
     return {
