@@ -431,8 +431,7 @@ class Pipeline:
             return []
         pool: Pool = lease.ticket.pool
         if event.blame:
-            lease.engine.failed(lease, now)
-            lease.engine.limit.failed(now)
+            lease.engine.failed(lease, now, lost=True)
         self._end_lease(lease, pool, now)
         self._close(lease.ticket, Outcome.FAILED, event.reason, event.usage, now)
         effects: list[Effect] = []

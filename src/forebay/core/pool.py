@@ -28,6 +28,7 @@ from forebay.core.dispatch.health import HealthConfig, Readiness
 from forebay.core.dispatch.leases import Engine
 from forebay.core.dispatch.pressure import PressureConfig
 from forebay.core.dispatch.ramp import RampConfig
+from forebay.core.dispatch.totals import Totals
 from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits import LimitConfig
 from forebay.core.limits.fixed import FixedConfig
@@ -91,6 +92,7 @@ class Pool:
         self.warmup = WarmupClock()
         self.batcher = build_batcher(config.batching)
         self.balancer = build_balancer(config.balance, chance)
+        self.totals = Totals()
         several = len(config.engines) > 1
         self.engines = tuple(
             Engine(
@@ -100,9 +102,11 @@ class Pool:
                 config.ramp,
                 config.pressure,
                 counts_prompts=several,
+                totals=self.totals,
             )
             for name in config.engines
         )
+        self.learning = self._learning()
         self.single = self.batcher.max_size == 1
         self.shares = config.fair is not None
         self._fair: dict[int, FairShare] = {}  # by priority: classes share with their like
@@ -110,8 +114,7 @@ class Pool:
         self._tokens_each = 1.0  # of a request; before any was seen, others' count for something all the same
         self.shadows = _shadows(config, None)
 
-    @property
-    def learning(self) -> tuple[Engine, ...]:
+    def _learning(self) -> tuple[Engine, ...]:
         """The engines whose limits want to be told what goes on."""
         return tuple(engine for engine in self.engines if engine.limit.learns)
 
@@ -146,6 +149,7 @@ class Pool:
         if after != before:
             for engine in self.engines:
                 engine.relimit(succeeded(engine.limit, before, after, self._chance), now)
+            self.learning = self._learning()
         if (config.shadow, after, config.tuning) != (old.shadow, before, old.tuning):
             self.shadows = _shadows(config, self.shadows)
 
@@ -154,11 +158,13 @@ class Pool:
         engines = self.engines
         if len(engines) == 1:
             return engines[0] if engines[0].has_room(tokens, now) else None
+        if not self.totals.below_limit:
+            return None
         return self.balancer.choose(engines, request, tokens, now)
 
     def has_room(self, tokens: int, now: Instant) -> bool:
         """Has any engine room for so many expected tokens?"""
-        return any(engine.has_room(tokens, now) for engine in self.engines)
+        return self.totals.below_limit > 0 and any(engine.has_room(tokens, now) for engine in self.engines)
 
     def signalled(self, engine: Engine, signal: EngineSignal, now: Instant) -> None:
         """An engine told something of itself; what it holds of others is compared with what the others hold."""
@@ -176,7 +182,7 @@ class Pool:
     @property
     def places(self) -> int:
         """Most leases, or batches, that its engines may hold."""
-        return sum(engine.limit.requests for engine in self.engines)
+        return self.totals.places
 
     def free(self, now: Instant) -> int:
         """Places that are free on engines that may be given work."""
@@ -199,7 +205,7 @@ class Pool:
     def prefill_ns(self, input_tokens: int) -> int:
         """Time that prompts need on the engine that has the least to do, a new one's included; 0 when not known."""
         least = 0.0
-        for engine in self.engines:
+        for engine in self.learning:
             rate = engine.limit.prefill_rate
             if rate > 0.0 and engine.health.readiness is Readiness.UP:
                 took = (engine.prefill_tokens + input_tokens) / rate
@@ -249,18 +255,24 @@ class Pool:
         soonest: Instant | None = None
         for engine in self.engines:
             if engine.health.readiness is Readiness.UP:
-                until = max(now, engine.health.ejected_until)
+                until = engine.health.ejected_until
+                if until <= now:
+                    return now
                 soonest = until if soonest is None else min(soonest, until)
         return soonest
 
     @property
     def in_flight(self) -> int:
         """Leases open on all its engines."""
-        return sum(e.in_flight for e in self.engines)
+        return self.totals.in_flight
 
     def drain_rate(self, now: Instant) -> float:
         """Slot releases per second of all its engines; 0.0 when nothing is known."""
-        return self.forecast.drain_rate(self.in_flight, now)
+        return self.forecast.drain_rate(self.totals.in_flight, now)
+
+    def paced(self) -> float:
+        """Requests per second at the pace of its streams, with every place taken; 0.0 where no limit looks at that."""
+        return sum(engine.capacity(self.forecast.first_ns) for engine in self.learning)
 
     def fair(self, priority: int) -> FairShare | None:
         """The shares among the flows of one priority; None when nothing is kept of them."""

@@ -162,7 +162,7 @@ def capacity(pool: Pool, now: Instant) -> float:
         full=pool.in_flight >= FULL_SHARE * places,
         places=places,
         service_ns=forecast.service_ns,
-        paced=sum(engine.capacity(forecast.first_ns) for engine in pool.learning),
+        paced=pool.paced,
         drain_rate=pool.drain_rate(now),
         best_rate=forecast.best_rate,
     )

@@ -76,6 +76,13 @@ def check_empty(pipeline: Pipeline, now: Instant) -> None:
 
 
 def _check_engines(pool: Pool) -> None:
+    kept = pool.totals.in_flight, pool.totals.places, pool.totals.below_limit
+    found = (
+        sum(engine.in_flight for engine in pool.engines),
+        sum(engine.limit.requests for engine in pool.engines),
+        sum(engine.places < engine.limit.requests for engine in pool.engines),
+    )
+    _hold(4, kept == found, f"pool {pool.config.name}: totals of {kept}, the engines have {found}")
     for engine in pool.engines:
         name, limit = engine.name, engine.limit
         lowered = limit.learns or pool.reconfigured  # a limit that went down takes nothing back

@@ -75,7 +75,9 @@ def test_a_higher_limit_is_used_at_once_and_nothing_that_waits_is_lost(bench: An
 
 def test_a_window_that_moves_goes_on_from_where_it_stood(bench: Any) -> None:
     b = bench(pool(GuardedConfig(initial=20)))
-    b.pipeline.pools[0].engines[0].limit.requests = 33
+    (engine,) = b.pipeline.pools[0].engines
+    engine.limit.requests = 33
+    engine.recount()
     b.offer(stream=True, generates=True)
     reconfigure(b, pool(GuardedConfig(initial=20, tpot_ns=SECOND)))
     assert b.pipeline.pools[0].engines[0].limit.requests == 33

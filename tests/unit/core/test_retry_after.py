@@ -146,8 +146,9 @@ def test_an_exact_wait_is_never_early_and_hardly_late(wait_ns: int) -> None:
 
 
 def look(capacity: Capacity, at_s: float, **seen: Any) -> float:
-    facts = {"full": True, "places": 100, "service_ns": 5 * SECOND, "paced": 0.0, "drain_rate": 0.0, "best_rate": 0.0}
-    return capacity.look(int(at_s * SECOND), **(facts | seen))
+    facts = {"full": True, "places": 100, "service_ns": 5 * SECOND, "drain_rate": 0.0, "best_rate": 0.0}
+    paced = seen.pop("paced", 0.0)
+    return capacity.look(int(at_s * SECOND), paced=lambda: paced, **(facts | seen))
 
 
 def test_before_it_was_ever_full_the_capacity_is_the_most_it_has_shown() -> None:

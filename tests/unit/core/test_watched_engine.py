@@ -114,7 +114,7 @@ def test_prompts_ahead_bound_the_next_one() -> None:
 def test_answers_and_failures_are_told_apart(bench: Any, leases: Any) -> None:
     b = bench(PoolConfig(name="p", engines=("e",), limit=GuardedConfig(initial=4)))
     limit = Recorder()
-    b.pipeline.pools[0].engines[0].limit = limit
+    b.pipeline.pools[0].engines[0].relimit(limit, b.clock.now)
     (good,) = leases(b.offer(stream=True, generates=True, max_output_tokens=20))
     (bad,) = leases(b.offer())
     (gone,) = leases(b.offer())
@@ -142,7 +142,9 @@ def test_a_lower_limit_takes_nothing_back(bench: Any, leases: Any) -> None:
     """L-07."""
     b = bench(PoolConfig(name="p", engines=("e",), limit=GuardedConfig(initial=4)))
     running: list[Lease] = leases([effect for _ in range(4) for effect in b.offer()])
-    b.pipeline.pools[0].engines[0].limit.requests = 2
+    (engine,) = b.pipeline.pools[0].engines
+    engine.limit.requests = 2
+    engine.recount()
     assert leases(b.offer()) == []
     for lease in running[:2]:
         assert leases(b.report(Finished(lease, None))) == [], "still as many as the new limit"

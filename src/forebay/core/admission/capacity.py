@@ -9,6 +9,7 @@ Between overloads the last figure stands.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import exp
 
 from forebay.core.instant import SECOND, Instant
@@ -35,13 +36,13 @@ class Capacity:
         full: bool,
         places: int,
         service_ns: int,
-        paced: float,
+        paced: Callable[[], float],
         drain_rate: float,
         best_rate: float,
     ) -> float:
         """Requests per second, as far as is known; 0.0 when nothing is.
 
-        `paced`: what the limits say ahead, or 0.0. `drain_rate`: what ends now; `best_rate`: the most lately.
+        `paced` asks what the limits say ahead, or 0.0. `drain_rate`: what ends now; `best_rate`: the most lately.
         """
         shown = max(drain_rate, best_rate)
         if not full:
@@ -51,8 +52,8 @@ class Capacity:
             self._full_since = now
         if now - self._full_since > service_ns and drain_rate:
             seen = drain_rate
-        elif paced:
-            seen = paced
+        elif said := paced():
+            seen = said
         else:
             seen = max(shown, (shown * shown * places * SECOND / service_ns) ** (1 / 3)) if service_ns else shown
         keep = exp(-(now - self._looked_at) / KEPT_NS) if self.rate else 0.0

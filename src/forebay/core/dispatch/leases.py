@@ -10,11 +10,12 @@ from collections.abc import Iterable
 
 from forebay.core.dispatch.health import Health, HealthConfig, Readiness
 from forebay.core.dispatch.others import Others
-from forebay.core.dispatch.peak import peak_tokens
 from forebay.core.dispatch.pressure import MemoryPressure, PressureConfig
 from forebay.core.dispatch.ramp import Ramp, RampConfig
+from forebay.core.dispatch.totals import Totals
+from forebay.core.dispatch.watch import Watch
 from forebay.core.instant import SECOND, Instant
-from forebay.core.limits.limit import Answer, Limit, View
+from forebay.core.limits.limit import Answer, Limit
 from forebay.core.model import Batch, EngineSignal, Lease, Ticket, Usage
 
 PROMPT_FIRST = 4
@@ -31,10 +32,9 @@ class Engine:
     """One engine of a pool, as the core sees it."""
 
     __slots__ = (
-        "_decoding_ns", "_generated", "_in_flight_most", "_leases", "_prefill_since", "_prefilled",
-        "_prefilling_ns", "_ramp", "_seen_at", "_was_away", "counts_prompts", "health", "in_flight", "limit",
-        "name", "others", "output_tokens", "place_ns", "places", "prefill_tokens", "pressure", "restrained",
-        "shared", "tokens", "tokens_each", "view_at",
+        "_leases", "_most", "_ramp", "_totals", "_was_away", "_watch", "counts_prompts", "health", "in_flight", "limit",
+        "name", "others", "output_tokens", "place_ns", "places", "prefill_tokens", "pressure", "restrained", "shared",
+        "tokens", "tokens_each", "view_at",
     )  # fmt: skip
 
     def __init__(
@@ -46,8 +46,10 @@ class Engine:
         pressure: PressureConfig = DEFAULT_PRESSURE,
         *,
         counts_prompts: bool = False,
+        totals: Totals | None = None,
     ) -> None:
-        """`counts_prompts`: keep the tokens of prompts that are being prefilled, though its limit does not ask."""
+        """`counts_prompts`: keep the tokens of prompts that are being prefilled, though its limit does not ask.
+        `totals`: those of its pool."""
         self.name = name
         self.limit = limit
         self.health = Health(health)
@@ -67,9 +69,10 @@ class Engine:
         self.output_tokens = 0.0  # of an answer, on average; kept for limits that learn
         self.view_at: Instant = 0  # when the limit wants its next view; 0: not while nothing is in flight
         self._leases: dict[Lease, None] = {}
-        self._seen_at: Instant = 0
-        self._in_flight_most = self._decoding_ns = self._generated = self._prefilled = self._prefilling_ns = 0
-        self._prefill_since: Instant = 0  # when the first of the prompts that are being prefilled came
+        self._watch = Watch()
+        self._totals = totals or Totals()
+        self._most = 0  # places of its limit, as counted in the totals
+        self.recount()
 
     def reconfigure(self, ramp: RampConfig, pressure: PressureConfig) -> None:
         """Take other settings; what is under way goes on by them."""
@@ -113,17 +116,20 @@ class Engine:
         if batch is None or batch.open == 0:
             self.places += 1
             self.place_ns -= now
+            if self.places == self._most:
+                self._totals.below_limit -= 1
         if batch is not None:
             batch.open += 1
         self.in_flight += 1
+        self._totals.in_flight += 1
         self.tokens += lease.tokens
         if self.counts_prompts and ticket.request.stream:
             if not self.prefill_tokens:
-                self._prefill_since = now
+                self._watch.prefill_since = now
             self.prefill_tokens += ticket.demand.input_tokens
         self._leases[lease] = None
         if self.limit.learns:
-            self._watch(now)
+            self._opened(now)
         return lease
 
     def close(self, lease: Lease, now: Instant) -> None:
@@ -133,17 +139,20 @@ class Engine:
         if self.counts_prompts and ticket.request.stream and not ticket.first_token:
             self._end_prefill(ticket, now)
         if self.limit.learns:
-            self._count(lease, now)
+            self._watch.count(lease, now)
         del self._leases[lease]
         if not self._leases:
-            self.view_at = self._prefilled = 0  # an idle engine asks for no timer; the next lease begins anew
+            self.view_at = self._watch.prefilled = 0  # an idle engine asks for no timer; the next lease begins anew
         lease.open = False
         self.in_flight -= 1
+        self._totals.in_flight -= 1
         self.tokens -= lease.tokens
         batch = lease.batch
         if batch is not None:
             batch.open -= 1
         if batch is None or not batch.open:
+            if self.places == self._most:
+                self._totals.below_limit += 1
             self.places -= 1
             self.place_ns += now
         assert self.places >= 0, "dispatch: more leases ended than were opened"
@@ -153,7 +162,7 @@ class Engine:
         if lease.open and not lease.ticket.first_token:
             lease.ticket.first_token = now
             if self.counts_prompts and lease.ticket.request.stream:
-                self._prefilled += lease.ticket.demand.input_tokens
+                self._watch.prefilled += lease.ticket.demand.input_tokens
                 self._end_prefill(lease.ticket, now)
             if self.restrained:
                 self._ramp.answered()
@@ -171,11 +180,14 @@ class Engine:
         if self.restrained:
             self._ramp.answered()
 
-    def failed(self, lease: Lease, now: Instant) -> None:
-        """A request failed in a way that speaks against it."""
+    def failed(self, lease: Lease, now: Instant, *, lost: bool = False) -> None:
+        """A request failed in a way that speaks against it; `lost` while it worked on it, which its limit is told."""
         if self.health.failed(lease.opened, now):
             self._ramp.ejected(self.health.ejected_until)
             self.restrained = True
+        if lost:
+            self.limit.failed(now)
+            self.recount()
 
     def came(self, now: Instant) -> bool:
         """A probe found it up. Was it not, before?"""
@@ -183,6 +195,7 @@ class Engine:
             return False
         self.health.readiness = Readiness.UP
         self.limit.restarted(now)
+        self.recount()
         if self._was_away:
             self._ramp.returned(self.limit.requests, now)
             self.restrained = self._ramp.active or self.pressure.factor < 1.0
@@ -202,6 +215,7 @@ class Engine:
         if signal.running is not None:
             self.others.read(signal.running + (signal.waiting or 0), self.in_flight, now)
         self.limit.signalled(signal, self.in_flight, now)
+        self.recount()
 
     def memory_read(self, share: float | None, now: Instant) -> None:
         """So much of its GPUs' memory is used, 0 to 1; None: it is not known."""
@@ -226,6 +240,7 @@ class Engine:
             ),
             now,
         )
+        self.recount()
 
     def capacity(self, first_ns: int) -> float:
         """Requests per second with every place taken, at the pace of now; 0.0 when that is not known."""
@@ -234,60 +249,45 @@ class Engine:
 
     def show(self, waiting: bool, now: Instant) -> None:
         """Let the limit see what the engine holds."""
-        for lease in self._leases:
-            self._count(lease, now)
-        view = View(
-            now - self._seen_at,
-            self.in_flight,
-            self._in_flight_most,
-            waiting,
-            self._decoding_ns,
-            self._generated,
-            self._prefilled,
-            self._prefilling_ns + (now - self._prefill_since if self.prefill_tokens else 0),
-            self.prefill_tokens,
-            self.tokens,
-            peak_tokens(self._leases),
-            self.restrained,
+        view = self._watch.view(
+            self._leases, self.prefill_tokens, self.tokens, now, waiting=waiting, restrained=self.restrained
         )
-        self._seen_at = now
-        self._in_flight_most = self.in_flight
-        self._decoding_ns = self._generated = self._prefilled = self._prefilling_ns = 0
-        self._prefill_since = now
         self.view_at = now + self.limit.interval_ns if self.in_flight else 0
         self.limit.viewed(view, now)
+        self.recount()
+
+    def recount(self) -> None:
+        """Its limit may have moved: the totals follow."""
+        before, most = self._most, self.limit.requests
+        if most != before:
+            self._most, totals, places = most, self._totals, self.places
+            totals.places += most - before
+            totals.below_limit += (places < most) - (places < before)
 
     def relimit(self, limit: Limit, now: Instant) -> None:
         """Go by another limit, which may want to be told more than the old one."""
         before, self.limit = self.limit, limit
+        self.recount()
         if limit.learns and not self.counts_prompts:
-            self.counts_prompts, self._prefill_since = True, now
+            self.counts_prompts, self._watch.prefill_since = True, now
             coming = [ticket for ticket in (lease.ticket for lease in self._leases) if not ticket.first_token]
             self.prefill_tokens = sum(t.demand.input_tokens for t in coming if t.request.stream)
         if limit.learns and not before.learns:
-            self._seen_at, self._in_flight_most = now, self.in_flight
-            self._decoding_ns = self._generated = self._prefilled = self._prefilling_ns = 0
+            self._watch.begin(self.in_flight, now)
             for lease in self._leases:
                 lease.counted = max(1, lease.generated)
         if limit.interval_ns != before.interval_ns:
             self.view_at = now + limit.interval_ns if self._leases and limit.interval_ns else 0
 
-    def _watch(self, now: Instant) -> None:
-        if self.in_flight > self._in_flight_most:
-            self._in_flight_most = self.in_flight
+    def _opened(self, now: Instant) -> None:
+        watch = self._watch
+        if self.in_flight > watch.in_flight_most:
+            watch.in_flight_most = self.in_flight
         if not self.view_at and self.limit.interval_ns:
-            self._seen_at = now
+            watch.seen_at = now
             self.view_at = now + self.limit.interval_ns
 
     def _end_prefill(self, ticket: Ticket, now: Instant) -> None:
         self.prefill_tokens -= ticket.demand.input_tokens
         if not self.prefill_tokens:
-            self._prefilling_ns += now - self._prefill_since
-
-    def _count(self, lease: Lease, now: Instant) -> None:
-        """Take in what a lease streamed since it was last counted, and the time that it streamed."""
-        first = lease.ticket.first_token
-        if first and lease.generated:
-            self._decoding_ns += now - (first if first > self._seen_at else self._seen_at)
-            self._generated += lease.generated - lease.counted
-            lease.counted = lease.generated
+            self._watch.prefilling_ns += now - self._watch.prefill_since

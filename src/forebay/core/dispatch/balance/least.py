@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from forebay.core.dispatch.leases import Engine
@@ -26,10 +27,10 @@ class Least:
     def choose(self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant) -> Engine | None:  # noqa: ARG002
         """The one with room that has the least work before it; at equal work, the fewest requests."""
         best: Engine | None = None
-        least = (0.0, 0)
+        least, fewest = inf, 0
         for engine in engines:
-            if engine.has_room(tokens, now):
-                load = (engine.load(now), engine.in_flight)
-                if best is None or load < least:
-                    best, least = engine, load
+            load = engine.load(now)
+            better = load < least or (load == least and engine.in_flight < fewest)
+            if better and engine.has_room(tokens, now):  # asked of few: most engines have more to do than the best yet
+                best, least, fewest = engine, load, engine.in_flight
         return best
