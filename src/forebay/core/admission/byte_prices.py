@@ -21,7 +21,8 @@ LEAST = (1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 16, 1 / 24, 1 / 16, 1 / 10)
 three; but 0.6 tokens for an escaped ideograph, which is where tokenizers begin."""
 SUMMED_BYTES = 1024  # at 63 each they stay below the checksum's modulus, 65,521
 PRICED_BYTES = 4096  # of one text
-PIECE_BYTES = 256  # of a longer one; far apart, so that no period of the text is met
+PIECES = 8  # of a longer one; far apart, so that no period of the text is met
+PIECE_BYTES = PRICED_BYTES // PIECES
 
 # Written by: python -m benchmarks.estimate_fit --write
 # generated: prices
@@ -86,18 +87,22 @@ _TABLES = (ASCII, UTF8, UTF8, UTF8, UTF8, ESCAPED_LATIN, ESCAPED_ALPHABET, ESCAP
 
 def tokens_per_byte(text: bytes, byte_class: ByteClass) -> float:
     """Tokens that an ordinary tokenizer makes of a byte of this text, 1/24 to 1.7."""
-    size = len(text)
-    if size > PRICED_BYTES:
-        step = size // (PRICED_BYTES // PIECE_BYTES)
-        text = b"".join([text[at : at + PIECE_BYTES] for at in range(0, size - PIECE_BYTES + 1, step)])
-        size = len(text)
-    prices = text.translate(_TABLES[byte_class])
+    size, prices = len(text), _TABLES[byte_class]
     if size <= SUMMED_BYTES:
-        # The low half of this checksum is one more than the sum of the bytes, and nothing sums bytes faster.
-        total = (adler32(prices) & 0xFFFF) - 1
-    else:
+        total = _sum(text.translate(prices))
+    elif size <= PRICED_BYTES:
         total = 0
         for at in range(0, size, SUMMED_BYTES):
-            total += (adler32(prices[at : at + SUMMED_BYTES]) & 0xFFFF) - 1
+            total += _sum(text[at : at + SUMMED_BYTES].translate(prices))
+    else:
+        total, step = 0, (size - PIECE_BYTES) // (PIECES - 1)
+        for at in range(0, size - PIECE_BYTES + 1, step):
+            total += _sum(text[at : at + PIECE_BYTES].translate(prices))
+        size = PRICED_BYTES
     mean, least = total / (PRICE_SCALE * (size or 1)) - PRICE_BELOW, LEAST[byte_class]
     return mean if mean > least else least
+
+
+def _sum(values: bytes) -> int:
+    """The low half of this checksum is one more than the sum of SUMMED_BYTES or fewer; nothing sums bytes faster."""
+    return (adler32(values) & 0xFFFF) - 1
