@@ -295,7 +295,7 @@ def test_i12_what_is_let_through_is_counted(backend: FakeBackend, start_gateway:
     with RawClient(gateway.port) as client:
         client.request(chat(prompt="word " * 40_000, echo=True, max_tokens=1), path="/v1/completions", key="sk-a")
         eventually(lambda: seen)
-        refused = ask(gateway.port, chat(prompt="word " * 80_000, max_tokens=1), path="/v1/completions", key="sk-a")
+        refused = ask(gateway.port, chat(prompt="word " * 60_000, max_tokens=1), path="/v1/completions", key="sk-a")
         assert (refused.status, refused.reason) == (429, "key_tokens")
 
 
