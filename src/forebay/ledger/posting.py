@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
+from operator import itemgetter
+from typing import Any
 
-from sqlalchemy import Connection, Insert, case, func, insert, or_, select, update
+from sqlalchemy import Connection, Dialect, case, func, insert, or_, select, update
 
 from forebay.ledger.booking import insert_or
 from forebay.ledger.credits import Credits
@@ -18,6 +20,10 @@ from forebay.ledger.database import Database, StoreError
 from forebay.ledger.tables import journals, usage
 
 DAY_MS = 86_400_000
+
+_UsageRow = tuple[str, str, int, int, int, int]
+_ROW = ("key_id", "period", "start", "requests", "input_tokens", "output_tokens")
+_place = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -100,13 +106,9 @@ class Posting:
         )
 
     def _take(self, connection: Connection, journal: str, upto: int, tally: Tally) -> None:
-        rows = [
-            {"key_id": key, "period": period, "start": start, "requests": use.requests,
-             "input_tokens": use.input_tokens, "output_tokens": use.output_tokens}
-            for (key, period, start), use in sorted(_by_period(tally).items())
-        ]  # fmt: skip
-        if rows:
-            connection.execute(_grow_usage(connection.dialect.name), rows)
+        if rows := _usage_rows(tally):
+            grow = _grow_usage(connection.dialect)
+            connection.exec_driver_sql(grow.text, grow.parameters(rows))
         self.credits.capture(connection, journal, upto, tally.captured)
 
     def used(self, at_ms: int) -> dict[str, tuple[int, int]]:
@@ -121,28 +123,47 @@ class Posting:
             return {key: (int(of_day), int(of_month)) for key, of_day, of_month in connection.execute(wanted)}
 
 
+class _Grow:
+    """The statement that adds to a row of use, or makes it, compiled once: SQLAlchemy's own way of binding thousands of
+    rows costs more than the store takes to write them."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        statement = insert_or(dialect.name, usage)
+        grown = {name: usage.c[name] + statement.excluded[name] for name in _ROW[3:]}
+        upsert = statement.on_conflict_do_update(index_elements=[usage.c[name] for name in _ROW[:3]], set_=grown)
+        compiled = upsert.compile(dialect=dialect, column_keys=list(_ROW))
+        self.text = str(compiled)
+        self._named = compiled.positiontup is None  # as the driver wants them
+        assert self._named or compiled.positiontup == list(_ROW), "posting: a row has another order than the table"
+
+    def parameters(self, rows: list[_UsageRow]) -> list[Any]:
+        """Rows as the driver wants them."""
+        return [dict(zip(_ROW, row, strict=True)) for row in rows] if self._named else rows
+
+
 @cache
-def _grow_usage(dialect: str) -> Insert:
-    """Add to a row of use, or make it."""
-    statement = insert_or(dialect, usage)
-    counts = ("requests", "input_tokens", "output_tokens")
-    grown = {name: usage.c[name] + statement.excluded[name] for name in counts}
-    where = [usage.c.key_id, usage.c.period, usage.c.start]
-    return statement.on_conflict_do_update(index_elements=where, set_=grown)
+def _grow_usage(dialect: Dialect) -> _Grow:
+    return _Grow(dialect)
 
 
-def _by_period(tally: Tally) -> dict[tuple[str, str, int], Use]:
+def _usage_rows(tally: Tally) -> list[_UsageRow]:
+    """What is added to the use of each day and month, in the order of the keys: gateways lock rows in one order."""
     found: dict[tuple[str, str, int], Use] = {}
     for (key, days), use in tally.uses.items():
         day = civil_day(days)
         for place in ((key, "day", day), (key, "month", day // 100)):
-            total = found.setdefault(place, Use())
+            total = found.get(place)
+            if total is None:
+                total = found[place] = Use()
             total.requests += use.requests
             total.input_tokens += use.input_tokens
             total.output_tokens += use.output_tokens
-    return found
+    return [
+        (*place, use.requests, use.input_tokens, use.output_tokens) for place, use in sorted(found.items(), key=_place)
+    ]
 
 
+@lru_cache(maxsize=8)
 def civil_day(days: int) -> int:
     """Days since 1970 as a date of the calendar, 20261130."""
     date = datetime.fromtimestamp(days * DAY_MS / 1000, UTC)
