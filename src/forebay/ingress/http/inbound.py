@@ -359,8 +359,10 @@ class Inbound:
         if not route.gated:
             self._pass_on(route)
             return
-        pipeline, key = self.site.gateway.pipeline, self.key
+        site, key = self.site, self.key
         assert key is not None
+        gateway = site.gateway
+        pipeline = gateway.pipeline
         path = pipeline.budget(key.id).path
         if pipeline.queued or path.refusing:
             self._screen(route)  # in times of refusals, refuse before the body is looked at
@@ -369,7 +371,7 @@ class Inbound:
                 return
         body = self.body()
         try:
-            seen = self.site.read(body, generates=route.generates) if route.json else opaque(body)
+            seen = site.read(body, generates=route.generates) if route.json else opaque(body)
         except BadRequest as error:
             self.reject(400, "malformed", error.message, param=error.field)
             self.answer()
@@ -379,17 +381,17 @@ class Inbound:
             self._cap_output(seen, key.max_output_tokens)
         self.strips_usage = seen.stream and route.usage_events and not seen.include_usage
         model = self.model = seen.model or (kserve_model(self.path) if route.dialect is Dialect.KSERVE else "")
-        if self._may_use(model):
-            request = self._request(route, seen, len(body), model)
-            if pipeline.asks_prefixes:
-                request.prefix = prefix_of(pipeline, model, body)
-            if path.credit is None or self.site.desk is None:
-                self.site.gateway.offer(request)
-            else:
-                self.prepaid = Prepaid(self, request, self.site.desk)
-                self.prepaid.offer()
+        if pipeline.pool_for(model) is None or (key.models is not None and model not in key.models):
+            self._refuse_model(key, model)
+            return
+        request = self._request(route, seen, len(body), model)
+        if pipeline.asks_prefixes:
+            request.prefix = prefix_of(pipeline, model, body)
+        if path.credit is None or site.desk is None:
+            gateway.offer(request)
         else:
-            self.answer()
+            self.prepaid = Prepaid(self, request, site.desk)
+            self.prepaid.offer()
 
     def _cap_output(self, seen: Peek, cap: int) -> None:
         """No request of this key asks the engine for more. One that stated no cap is still estimated by its like."""
@@ -398,17 +400,14 @@ class Inbound:
             self._output_cap = cap
             seen.max_output_tokens = stated if stated is None else cap
 
-    def _may_use(self, model: str) -> bool:
-        key = self.key
-        assert key is not None
+    def _refuse_model(self, key: KeyEntry, model: str) -> None:
+        """Nobody serves this model, or not for this key."""
         if key.models is not None and model not in key.models:
             self.reject(403, "key_forbidden", f"this key may not use the model {model!r}")
-        elif self.site.gateway.pipeline.pool_for(model) is None:
+        else:
             text = f"no engine serves the model {model!r}" if model else "the body names no model"
             self.reject(404, "malformed", text, code="model_not_found", param="model")
-        else:
-            return True
-        return False
+        self.answer()
 
     def _request(self, route: Route, seen: Peek, size: int, model: str) -> Request:
         key = self.key

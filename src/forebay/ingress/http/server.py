@@ -33,6 +33,7 @@ class ServerConnection(asyncio.Protocol):
         "_head_max",
         "_head_tail",
         "_held",
+        "_last_head",
         "_length_name",
         "_line",
         "_parser",
@@ -55,6 +56,7 @@ class ServerConnection(asyncio.Protocol):
         self._head_max = site.limits.header_bytes
         self._closing = False  # nothing more is served; what comes is thrown away
         self._length_name = b"\r\nContent-Length: "  # as this client spells it
+        self._last_head = (b"", b"", b"")  # a known one: what stands before its length, what behind, the two as one
         self._held = False  # the sender waits for buffer room
         self._resuming = False  # the parser is being brought to where the last one stopped
         self._write_paused = False
@@ -101,20 +103,27 @@ class ServerConnection(asyncio.Protocol):
         is spared; anything that differs, in any byte, takes the long way.
         """
         site = self.site
-        end = data.find(b"\r\n\r\n")
-        at = data.find(self._length_name, 0, end)
-        if at < 0 or end < 0:
-            return False
-        at += len(self._length_name)
-        after = data.find(b"\r", at)
-        digits, size = data[at:after], len(data) - end - 4
-        known = site.heads.get(data[:at] + data[after:end])
+        before, behind, head = self._last_head
+        after = data.find(b"\r", len(before))
+        if not head or not data.startswith(before) or not data.startswith(behind, after):
+            end = data.find(b"\r\n\r\n")
+            at = data.find(self._length_name, 0, end)
+            if at < 0 or end < 0:
+                return False
+            at += len(self._length_name)
+            after = data.find(b"\r", at)
+            before, behind = data[:at], data[after : end + 4]
+            head = before + behind
+        known = site.heads.get(head)
+        begin = after + len(behind)
+        digits, size = data[len(before) : after], len(data) - begin
         if known is None or not size or not digits.isdigit() or len(digits) > 9 or int(digits) != size:
             return False
         if size > site.limits.body_bytes or site.buffered_bytes + size > site.limits.buffered_bytes:
             return False
+        self._last_head = before, behind, head
         inbound = Inbound(self)
-        inbound.follow(known, data[end + 4 :], size)
+        inbound.follow(known, data[begin:], size)
         self._line.append(inbound)
         inbound.start()
         return True
@@ -130,7 +139,7 @@ class ServerConnection(asyncio.Protocol):
         heads = self.site.heads
         if len(heads) >= HEADS_KEPT:
             del heads[next(iter(heads))]
-        heads[data[:after] + data[data.find(b"\r", after) : end]] = inbound.pattern()
+        heads[data[:after] + data[data.find(b"\r", after) : end + 4]] = inbound.pattern()
 
     def _feed(self, data: bytes) -> None:
         try:
