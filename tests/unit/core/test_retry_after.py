@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.core.admission.capacity import Capacity
-from forebay.core.admission.retry_after import RetryConfig, RetryLadder
+from forebay.core.admission.retry_after import RetryConfig, RetryLadder, _Calendar
 from forebay.core.admission.returns import Returns
 from forebay.core.instant import SECOND
 
@@ -117,6 +117,25 @@ def test_promises_never_exceed_the_most_that_was_ever_thought_free(
     for second in sorted(due):
         promised += due[second]
         assert promised <= (second + 1) * most + 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.floats(0.01, 3.0), st.sampled_from([0, 0, 3]), st.sampled_from([6, 6, 20])),
+        min_size=1,
+        max_size=200,
+    )
+)
+def test_what_was_found_full_is_not_walked_again_and_gives_the_same_places(
+    refusals: list[tuple[int, float, int, int]],
+) -> None:
+    remembers, walks, now = _Calendar(0), _Calendar(0), 0
+    for quarters, room, least, span in refusals:
+        now += quarters
+        present = now // 4
+        walks._none_in = (0, 0)
+        asked = room, present, present + 1 + least, present + span
+        assert remembers.take(*asked) == walks.take(*asked)
 
 
 def test_a_flow_that_floods_delays_nobody_else() -> None:

@@ -42,7 +42,7 @@ class RetryConfig:
 class _Calendar:
     """Places promised by the second. The room of a second may be a fraction: then a place takes several of them."""
 
-    __slots__ = ("_first", "_from", "_places", "_room", "_sought", "last")
+    __slots__ = ("_first", "_from", "_left", "_left_at", "_none_in", "_places", "_room", "_sought", "last")
 
     def __init__(self, present: int) -> None:
         self.last = present  # the latest second of which a place was given
@@ -51,10 +51,17 @@ class _Calendar:
         self._from = present  # no second before it has room
         self._sought = present  # from which second on a place was last looked for
         self._room = 0.0
+        self._none_in = (0, 0)  # from which second to which one no place was found, when last none was
+        self._left, self._left_at = 0.0, 0.0  # less than a place, in all of these, at so much room in each
 
     def take(self, room: float, present: int, first: int, last: int) -> int | None:
         """The second of the first free place from `first` on, at `room` places per second; None: none up to `last`."""
         self._forget(present)
+        if (first, last) == self._none_in:
+            # While all is promised this is asked for every refusal: what was left can only have become less.
+            more = room - self._left_at
+            if self._left + (more * (last - first + 1) if more > 0.0 else 0.0) < WHOLE:
+                return None
         if room > self._room or first < self._sought:
             self._from = first  # more is possible than was: nearer seconds may have room again
         self._room, self._sought = room, first
@@ -62,13 +69,16 @@ class _Calendar:
         begin = second = max(self._from, first)
         found = 0.0
         while second <= last:
-            found += max(0.0, room - places[second % SPAN])
-            if found >= WHOLE:
-                break
+            left = room - places[second % SPAN]
+            if left > 0.0:
+                found += left
+                if found >= WHOLE:
+                    break
             second += 1
             if not found:
                 self._from = begin = second
         else:
+            self._none_in, self._left, self._left_at = (first, last), found, room
             return None
         for filled in range(begin, second):
             places[filled % SPAN] = max(room, places[filled % SPAN])
