@@ -235,7 +235,7 @@ class Pool:
         for engine in self.engines:
             if engine.health.ejected_until > now and engine.health.readiness is Readiness.UP:
                 yield engine.health.ejected_until
-            elif (at := engine.grows_at(now)) is not None:
+            elif engine.restrained and (at := engine.grows_at(now)) is not None:
                 yield at
         if not self.single and (head := self.queue.head()) is not None and self.has_room(head.demand.tokens, now):
             yield self.batch_leaves_at(now)

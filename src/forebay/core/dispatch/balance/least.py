@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from forebay.core.dispatch.leases import Engine
+from forebay.core.dispatch.leases import PROMPT_FIRST, Engine
 from forebay.core.instant import Instant
 from forebay.core.model import Request
 
@@ -29,7 +29,8 @@ class Least:
         best: Engine | None = None
         least, fewest = inf, 0
         for engine in engines:
-            load = engine.load(now)
+            # As `load` says, without a call per engine: there may be dozens.
+            load = engine.load(now) if engine.shared else engine.tokens + PROMPT_FIRST * engine.prefill_tokens
             better = load < least or (load == least and engine.in_flight < fewest)
             if better and engine.has_room(tokens, now):  # asked of few: most engines have more to do than the best yet
                 best, least, fewest = engine, load, engine.in_flight
