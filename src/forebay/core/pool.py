@@ -243,7 +243,7 @@ class Pool:
     @property
     def up(self) -> bool:
         """Is any engine ready and not ejected for good reason?"""
-        return any(e.health.readiness is Readiness.UP for e in self.engines)
+        return self.serving_from(0) is not None
 
     @property
     def warming(self) -> bool:

@@ -125,12 +125,16 @@ class WaitForecast:
     def budget_ns(self, rate: float, wait_budget_ns: int = 0) -> int:
         """The wait budget in force: the configured one, or the request's own, raised to a few slots when it is shorter
         than that."""
-        budget = wait_budget_ns or self.config.wait_budget_ns
+        config = self.config
+        budget = wait_budget_ns or config.wait_budget_ns
         if rate <= 0.0:
             return budget
         # A correction above 1 says that slots come late here: a few of them take so much longer.
-        floor = int(self.config.budget_floor_slots * max(1.0, self.correction) * SECOND / rate)
-        return max(budget, min(floor, self.config.budget_ceiling_ns))
+        late = self.correction if self.correction > 1.0 else 1.0
+        floor = int(config.budget_floor_slots * late * SECOND / rate)
+        if floor > config.budget_ceiling_ns:
+            floor = config.budget_ceiling_ns
+        return floor if floor > budget else budget
 
     def predict_ns(self, position: int, rate: float) -> int:
         """Wait of the request that would be `position`-th in line (1 = next); 0 when nothing is known."""

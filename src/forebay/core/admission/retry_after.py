@@ -120,10 +120,11 @@ class RetryLadder:
         come sooner. `shows`: the share of those told to come back who do.
         """
         config = self._config
-        room = max(float(SECOND) / config.least_ns, usual_rate) * part  # nothing is known: they return as they came
         if capacity > 0:
             free = min(config.share_most, max(config.share_least, 1 - config.headroom - usual_rate / capacity))
             room = free * capacity * part / shows
+        else:  # nothing is known: they return as they came
+            room = max(float(SECOND) / config.least_ns, usual_rate) * part
         present = now // SECOND
         first = -(-(now + max(config.least_ns, least_ns)) // SECOND)
         last = min((now + obeys_ns - config.margin_ns) // SECOND - 1, present + SPAN - 1)
