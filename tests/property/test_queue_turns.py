@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.core.model import Demand, Mode, Request, Ticket, TicketState
@@ -48,6 +48,7 @@ def follow(queue: FairQueue, waiting: list[Ticket], step: Step, number: int) -> 
             waiting.append(head)
 
 
+@settings(deadline=None)
 @given(st.lists(STEPS, max_size=40), st.booleans())
 def test_the_turns_say_what_a_walk_would(steps: list[Step], adaptive: bool) -> None:
     queue, waiting = FairQueue(OrderConfig(adaptive=adaptive)), list[Ticket]()

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.core.admission.capacity import Capacity
@@ -119,6 +119,7 @@ def test_promises_never_exceed_the_most_that_was_ever_thought_free(
         assert promised <= (second + 1) * most + 1
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.floats(0.01, 3.0), st.sampled_from([0, 0, 3]), st.sampled_from([6, 6, 20])),
