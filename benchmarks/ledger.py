@@ -27,7 +27,7 @@ from forebay.core.quota.terms import KeyLimits, KeyTerms
 from forebay.ledger.credits import Credits
 from forebay.ledger.database import Database, open_store
 from forebay.ledger.desk import Desk, DeskConfig
-from forebay.ledger.journal import Journal, Kind
+from forebay.ledger.journal import SETTLED, Journal
 from forebay.ledger.posting import Posting, Tally, civil_day
 from forebay.ledger.tables import usage
 from forebay.live.gateway import Gateway
@@ -177,7 +177,7 @@ def measure_start(folder: Path, store: Database, keys: int) -> None:
     journal.begin(name)
     now = time.time_ns() // 1_000_000
     for start in range(0, keys, 20):
-        journal.append([(Kind.SETTLED, f"s{n:07}", n, 10, 5) for n in range(start, start + 20)], now)
+        journal.append([(SETTLED, f"s{n:07}", n, 10, 5) for n in range(start, start + 20)], now)
     size = journal.size
     journal.end(remove=False)
     began = time.perf_counter()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from forebay.ledger.credits import Grant, Hold
 from forebay.ledger.database import StoreError
-from forebay.ledger.journal import Frame, Kind
+from forebay.ledger.journal import METERED, PREPAID, Frame
 from forebay.ledger.posting import Posting, Tally
 
 log = logging.getLogger(__name__)
@@ -80,8 +80,8 @@ class Clerk:
                 self._since = time.monotonic()
             self._upto = frame.number
             for kind, key, _, tokens_in, tokens_out in frame.records:
-                if kind != Kind.METERED:
-                    self._tally.add(key, frame.at_ms, tokens_in, tokens_out, prepaid=kind == Kind.PREPAID)
+                if kind != METERED:
+                    self._tally.add(key, frame.at_ms, tokens_in, tokens_out, prepaid=kind == PREPAID)
 
     def ask(self, hold: Hold) -> None:
         """Lease credit of a key to this gateway; the answer is delivered."""

@@ -23,7 +23,7 @@ from forebay.errors import ForebayError
 from forebay.ledger.clerk import Answers, Clerk
 from forebay.ledger.credits import Hold
 from forebay.ledger.database import Database
-from forebay.ledger.journal import Frame, Journal, Kind
+from forebay.ledger.journal import PREPAID, SETTLED, Frame, Journal
 from forebay.ledger.posting import Posting
 from forebay.ledger.recovery import recover
 from forebay.ledger.scribe import Scribe
@@ -39,7 +39,6 @@ LONG_AGO = -1e9
 GATHERING = 0.8
 """Of the write interval; the rest is for the writing."""
 GOLDEN = 0.618034
-SETTLED, PREPAID = int(Kind.SETTLED), int(Kind.PREPAID)
 
 
 @dataclass(frozen=True, slots=True)

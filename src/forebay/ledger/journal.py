@@ -17,7 +17,6 @@ import os
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -35,13 +34,9 @@ SEGMENT_BYTES = 8 * 1024 * 1024
 SUFFIX = ".journal"
 
 
-class Kind(IntEnum):
-    """What a record says."""
-
-    SETTLED = 0  # a request ended, and this is what it used
-    PREPAID = 1  # the same, of a key that pays with credit
-    METERED = 2  # a stream of a prepaid key is under way, and has used this so far
-
+SETTLED, PREPAID, METERED = range(3)
+"""What a record says: a request ended, and this is what it used; the same, of a key that pays with credit; or a stream
+of such a key is under way, and has used this so far."""
 
 Record = tuple[int, str, int, int, int]
 """Kind, key, number of the request in its process, input tokens, output tokens."""

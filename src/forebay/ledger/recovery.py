@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from forebay.ledger.database import StoreError
-from forebay.ledger.journal import Frame, Journal, Kind, Leftover
+from forebay.ledger.journal import METERED, PREPAID, Frame, Journal, Leftover
 from forebay.ledger.posting import Posting, Tally
 
 log = logging.getLogger(__name__)
@@ -54,10 +54,10 @@ def _unposted(left: Leftover, posted: int) -> tuple[int, Tally]:
 
 def _read(frame: Frame, new: bool, tally: Tally, open_streams: dict[int, tuple[int, str, int, int]]) -> None:
     for kind, key, number, tokens_in, tokens_out in frame.records:
-        if kind == Kind.METERED:
+        if kind == METERED:
             open_streams[number] = (frame.at_ms, key, tokens_in, tokens_out)
     for kind, key, number, tokens_in, tokens_out in frame.records:
-        if kind != Kind.METERED:
+        if kind != METERED:
             open_streams.pop(number, None)
             if new:
-                tally.add(key, frame.at_ms, tokens_in, tokens_out, prepaid=kind == Kind.PREPAID)
+                tally.add(key, frame.at_ms, tokens_in, tokens_out, prepaid=kind == PREPAID)

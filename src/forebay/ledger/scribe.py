@@ -16,7 +16,7 @@ from collections.abc import Callable
 from errno import ENOSPC
 
 from forebay.core.model import Lease
-from forebay.ledger.journal import Frame, Journal, Kind, Record
+from forebay.ledger.journal import METERED, Frame, Journal, Record
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Scribe:
             generated = metered[number] = lease.generated
             if generated and generated != self._metered.get(number):
                 ticket = lease.ticket
-                records.append((Kind.METERED, ticket.request.key, number, ticket.demand.input_tokens, generated))
+                records.append((METERED, ticket.request.key, number, ticket.demand.input_tokens, generated))
         self._metered = metered
         return records
 

@@ -24,7 +24,7 @@ from forebay.errors import ForebayError
 from forebay.ledger.credits import Credits
 from forebay.ledger.database import Database, open_store
 from forebay.ledger.desk import Desk, DeskConfig
-from forebay.ledger.journal import SEGMENT_HEAD, Journal, Kind, read_frames
+from forebay.ledger.journal import METERED, SEGMENT_HEAD, Journal, read_frames
 from forebay.ledger.statement import balance
 from forebay.ledger.verify import verify
 from forebay.live.gateway import Gateway
@@ -267,7 +267,7 @@ def _metered(config: DeskConfig) -> int:
     found = 0
     for path in config.journal.glob("*.journal"):
         for frame, _ in read_frames(path.read_bytes(), SEGMENT_HEAD.size):
-            found = max([found, *(record[4] for record in frame.records if record[0] == Kind.METERED)])
+            found = max([found, *(record[4] for record in frame.records if record[0] == METERED)])
     return found
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ForebayError
-from forebay.ledger.journal import SEGMENT_HEAD, Frame, Journal, Kind, Record, frame_bytes, read_frames
+from forebay.ledger.journal import METERED, PREPAID, SEGMENT_HEAD, Frame, Journal, Record, frame_bytes, read_frames
 
 ID = "0123456789abcdef" * 2
 
@@ -37,7 +37,7 @@ def frames(parts: list[list[Record]]) -> list[Frame]:
 
 
 def record(number: int, key: str = "k") -> Record:
-    return (Kind.PREPAID, key, number, 10, number)
+    return (PREPAID, key, number, 10, number)
 
 
 @settings(max_examples=60)
@@ -115,11 +115,11 @@ def test_segments_follow_each_other_and_go_when_they_are_posted(journal: Journal
 
 
 def test_a_segment_goes_only_when_the_next_one_says_what_is_under_way(journal: Journal) -> None:
-    journal.append([(Kind.METERED, "k", 1, 10, 5)], 1)
+    journal.append([(METERED, "k", 1, 10, 5)], 1)
     journal.turn()
     journal.posted(1)
     assert len(list(journal.folder.glob("*.journal"))) == 2
-    journal.append([(Kind.METERED, "k", 1, 10, 6)], 2)
+    journal.append([(METERED, "k", 1, 10, 6)], 2)
     journal.posted(1)
     assert len(list(journal.folder.glob("*.journal"))) == 1
 
