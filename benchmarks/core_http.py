@@ -108,8 +108,8 @@ class _Constant:
     def estimate(self, request: Request) -> Demand:  # noqa: ARG002
         return self._demand
 
-    def learn(self, request: Request, usage: Usage) -> None:
-        pass
+    def learn(self, request: Request, usage: Usage) -> Usage:  # noqa: ARG002
+        return usage
 
 
 class _Wire(asyncio.Transport):
