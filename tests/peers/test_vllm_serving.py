@@ -22,7 +22,7 @@ from .rig.vllm import MODEL_NAME, PROBED, VllmServer, prompt_of
 pytestmark = pytest.mark.peers
 
 SLOTS = 4  # as many as vLLM runs at once
-LONG = 3000  # tokens: some ten seconds of work
+LONG = 3900  # tokens: some ten seconds of work
 HELLO: list[Any] = [{"role": "user", "content": "How does a forebay work?"}]
 
 
@@ -256,7 +256,8 @@ def test_clients_that_leave_free_vllms_slots(gateway: GatewayProcess, vllm: Vllm
         clients = [crowd.enter_context(RawClient(gateway.port)) for _ in range(SLOTS)]
         for each in clients:
             each.request(generation(LONG, stream=stream), path="/v1/completions")
-        eventually(lambda: gateway.gauges() == (SLOTS, 0), what="all slots taken")
+        # On two cores vLLM leaves the gateway little of them while it begins.
+        eventually(lambda: gateway.gauges() == (SLOTS, 0), within=8, what="all slots taken")
         if stream:
             for each in clients:
                 head = each.read_head(within=20)
@@ -274,13 +275,14 @@ def test_clients_that_leave_free_vllms_slots(gateway: GatewayProcess, vllm: Vllm
 
 
 def test_overload_is_kept_out_of_vllm(gateway: GatewayProcess, vllm: VllmServer) -> None:
-    """Six times as many clients as slots: vLLM is full and has no queue; who does not fit is told when to come back."""
+    """Twelve times as many clients as slots: vLLM is full and has no queue; who does not fit is told when to come
+    back."""
     span_s = 6.0
 
     def client(index: int, until: float) -> list[Answer]:
         answers = []
         while time.monotonic() < until:
-            answer = ask(gateway.port, generation(200, stream=index % 2 == 0), path="/v1/completions", within=20)
+            answer = ask(gateway.port, generation(300, stream=index % 2 == 0), path="/v1/completions", within=20)
             answers.append(answer)
             if answer.status != 200:
                 time.sleep(0.1)  # less patient than it should be
@@ -303,7 +305,7 @@ def test_overload_is_kept_out_of_vllm(gateway: GatewayProcess, vllm: VllmServer)
     assert {answer.status for answer in answers} == {200}
     watcher = threading.Thread(target=watch)
     watcher.start()
-    generated, answers = generated_by(6 * SLOTS)
+    generated, answers = generated_by(12 * SLOTS)
     over.set()
     watcher.join()
 
