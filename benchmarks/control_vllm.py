@@ -42,7 +42,7 @@ from forebay.sim.scenario import EngineSpec, WorkloadSpec
 PROMPT, OUTPUT = "~60/0.5", "~24/0.5"
 LOADS: Final = (1.0, 2.0, 5.0)
 KEYS: Final = ("a", "b", "c", "d")
-PROBING_S: Final = 60.0
+PROBING_S: Final = 40.0
 TTFT_MS: Final = 1000.0
 PACE: Final = 1.5
 """The objective per token, in steps of a full batch: the engine's own bound on sequences is what binds."""
