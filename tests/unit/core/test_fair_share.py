@@ -55,7 +55,8 @@ def test_who_was_here_a_moment_ago_still_counts_among_those_that_share() -> None
     share.admitted("flood", 1.0, 10_000, SECOND)
     assert share.part(1.0) == pytest.approx(1 / 8)
     assert share.excess_ns("flood", 1.0, SECOND) > 0, "it is not alone"
-    share.admitted("flood", 1.0, 10, 7 * SECOND)
+    for tenths in (70, 71):
+        share.admitted("flood", 1.0, 10, tenths * SECOND // 10)
     assert share.part(1.0) == 1.0, "they have not been here for five seconds"
     assert share.excess_ns("flood", 1.0, 7 * SECOND) == 0
 
@@ -106,7 +107,9 @@ def test_flows_that_have_caught_up_are_forgotten() -> None:
         share.admitted(name, 1.0, chance.randrange(1, 1000), number)
         share.ended(name, 10, chance.randrange(1, 1000), number)
     share.ended("x", 0, 1e9, 3000)
-    share.admitted("k1999", 1.0, 10, 60 * SECOND)
+    for number in range(500):  # a few at a time
+        assert len(share) == 2000 - 4 * number
+        share.admitted("k1999", 1.0, 0, 60 * SECOND + number * SECOND)
     assert len(share) == 1
     assert share.part(1.0) == 1.0
 

@@ -24,6 +24,7 @@ FLOWS_MAX = 50_000
 WAIT_MOST_NS = 3600 * SECOND
 FIRST_ADMITTED = 64  # requests
 LOOK_NS = 50 * MILLISECOND
+LET_GO_MOST = 4  # flows at a time: more than come at a time, so that none stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class FairShare:
                 return clock  # what cannot be kept is not held against anybody
             flow = self._flows[name] = _Flow(weight, clock, now)
             self._weights += weight
+            self._let_go(now)
         elif now - flow.seen > LOOK_NS:
             self._see(name, flow, now)
         tag = flow.finish
@@ -127,11 +129,16 @@ class FairShare:
             flow.finish += (done - charged) / flow.weight
 
     def _see(self, name: str, flow: _Flow, now: Instant) -> None:
-        """It is here; those that have not been for a while, and owe nothing, are let go."""
-        flows = self._flows
+        """It is here, and the last that was seen."""
         flow.seen = now
-        flows[name] = flows.pop(name)  # the last now
-        while True:
+        self._flows[name] = self._flows.pop(name)
+        self._let_go(now)
+
+    def _let_go(self, now: Instant) -> None:
+        """Let go of flows that have not been here for a while, and owe nothing: a few at a time, for there may be
+        tens of thousands of them."""
+        flows = self._flows
+        for _ in range(LET_GO_MOST):
             first = next(iter(flows))
             other = flows[first]
             if other.seen >= now - self._present_ns:
