@@ -14,6 +14,7 @@ Work is prompt tokens plus twice the output tokens, as in VTC (Sheng et al., OSD
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from math import ceil, exp
 
@@ -54,7 +55,9 @@ class FairShare:
     def __init__(self, config: FairShareConfig) -> None:
         self.config = config
         self.clock = 0.0
-        self._flows: dict[str, _Flow] = {}  # those that share; the one that was seen the longest ago first
+        # Those that share, the one that was seen the longest ago first. Not a dict, whose first entry is the harder to
+        # find the more were taken away before it.
+        self._flows: OrderedDict[str, _Flow] = OrderedDict()
         self._weights = 0.0  # of these
         self._first = 0  # requests admitted, as far as they are counted
         self._rate = 0.0  # completed work per second, when it was last looked at
@@ -131,7 +134,7 @@ class FairShare:
     def _see(self, name: str, flow: _Flow, now: Instant) -> None:
         """It is here, and the last that was seen."""
         flow.seen = now
-        self._flows[name] = self._flows.pop(name)
+        self._flows.move_to_end(name)
         self._let_go(now)
 
     def _let_go(self, now: Instant) -> None:
@@ -143,11 +146,11 @@ class FairShare:
             other = flows[first]
             if other.seen >= now - self._present_ns:
                 return
-            del flows[first]
             if other.finish > self.clock:
                 other.seen = now  # it is kept out, not gone
-                flows[first] = other
+                flows.move_to_end(first)
             else:
+                del flows[first]
                 self._weights -= other.weight
 
     def _run_ahead(self) -> float:
