@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from forebay.core import depths, picture, shadows, verdicts
 from forebay.core.admission.estimate import DemandEstimator, EstimateConfig
-from forebay.core.admission.fair_share import FairShare
 from forebay.core.dispatch.leases import Engine
 from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
 from forebay.core.events import (
@@ -30,6 +29,7 @@ from forebay.core.events import (
     Signalled,
     Undelivered,
 )
+from forebay.core.exits import Exits
 from forebay.core.instant import FOREVER, MILLISECOND, SECOND, Chance, Instant
 from forebay.core.model import (
     Batch,
@@ -42,7 +42,7 @@ from forebay.core.model import (
     TicketState,
     Usage,
 )
-from forebay.core.outcome import EvictReason, Outcome, Reason, ShedReason
+from forebay.core.outcome import EvictReason, Outcome, ShedReason
 from forebay.core.pool import Pool, PoolConfig
 from forebay.core.quota.budget import KeyBudget, Quota
 from forebay.core.quota.path import FRAME_EVENTS, FREE, Path, Prices
@@ -69,7 +69,8 @@ class Pipeline:
         self.estimator = DemandEstimator(config.estimate)
         self.draining = False
         self.offered = 0
-        self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
+        self._exits = Exits(observer)
+        self.outcomes = self._exits.outcomes
         self._observer = observer
         self.quota = Quota(config.keys, config.groups)
         self._budgets = self.quota.budgets
@@ -77,13 +78,17 @@ class Pipeline:
         self._engines = {e.name: (pool, e) for pool in self.pools for e in pool.engines}
         self._by_model = {model: pool for pool in reversed(self.pools) for model in pool.config.models}
         self.learning = tuple((pool, engine) for pool in self.pools for engine in pool.learning)
-        self.queued = 0
         self.tune_at: Instant = FOREVER  # when the tuner of a pool looks next
         self._in_flight = 0
         self.asks_prefixes = False
         self._look_at_balancers()
 
     # ---- what a driver may ask -------------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        """Tickets that wait, in all pools."""
+        return self._exits.queued
 
     def pool_for(self, model: str) -> Pool | None:
         """The pool that serves a model, or None."""
@@ -133,15 +138,15 @@ class Pipeline:
             return []
         pool: Pool = ticket.pool
         if ticket.state is TicketState.QUEUED:
-            self._leave_queue(ticket, pool)
-            self._close(ticket, Outcome.CANCELLED, None, None, now)
+            self._exits.leave_queue(ticket, pool)
+            self._exits.close(ticket, Outcome.CANCELLED, None, None, now)
             effects: list[Effect] = []
             self._pump(pool, now, effects)  # behind it one may wait that fits
             return effects
         lease = ticket.lease
         assert lease is not None
         self._end_lease(lease, pool, now)
-        self._close(ticket, Outcome.CANCELLED, None, usage, now)
+        self._exits.close(ticket, Outcome.CANCELLED, None, usage, now)
         effects = [Abort(lease)]
         self._pump(pool, now, effects)
         return effects
@@ -191,7 +196,7 @@ class Pipeline:
                 engine.show(len(pool.queue) > 0, now)
         for pool in self.pools:
             if len(pool.queue):
-                self._expire(pool, now, effects)
+                self._exits.expire(pool, now, effects)
                 self._pump(pool, now, effects)
         return effects
 
@@ -201,7 +206,7 @@ class Pipeline:
         for _, engine in self.learning:
             if engine.view_at and (soonest is None or engine.view_at < soonest):
                 soonest = engine.view_at
-        if not self.queued:
+        if not self._exits.queued:
             return soonest
         for pool in self.pools:
             if len(pool.queue):
@@ -219,7 +224,7 @@ class Pipeline:
         """The drain's time is up: evict whatever still waits. The driver aborts what is in flight."""
         effects: list[Effect] = []
         for pool in self.pools:
-            self._evict_waiting(pool, EvictReason.DRAINING, now, effects)
+            self._exits.evict_all(pool, EvictReason.DRAINING, now, effects)
         return effects
 
     def reconfigure(self, config: PipelineConfig, now: Instant) -> list[Effect]:
@@ -245,12 +250,14 @@ class Pipeline:
     def snapshot(self, now: Instant) -> Snapshot:
         """A frozen picture; the conservation equation is checked while it is taken."""
         ended = sum(self.outcomes.values())
-        assert self.offered == ended + self.queued + self._in_flight, "pipeline: requests were lost or counted twice"
+        assert self.offered == ended + self._exits.queued + self._in_flight, (
+            "pipeline: requests were lost or counted twice"
+        )
         return Snapshot(
             draining=self.draining,
             offered=self.offered,
             outcomes={outcome.value: count for outcome, count in self.outcomes.items()},
-            queued=self.queued,
+            queued=self._exits.queued,
             in_flight=self._in_flight,
             keys=len(self._budgets),
             pools=tuple(picture.of_pool(pool, now) for pool in self.pools),
@@ -332,14 +339,14 @@ class Pipeline:
                 ticket.expires = end
         ticket.band = pool.band(ticket.request.priority)
         pool.queue.push(ticket, turn)
-        self.queued += 1
+        self._exits.queued += 1
         effects: list[Effect] = [Queued(ticket)]
         self._pump(pool, now, effects)
         for tuning in pool.tuning.looking:
             tuning.waited(len(pool.queue))
         if ticket.state is TicketState.QUEUED and (victim := verdicts.displaced(pool, ticket, now)) is not None:
-            self._leave_queue(victim, pool)
-            self._evict(victim, EvictReason.DISPLACED, pool, now, effects)
+            self._exits.leave_queue(victim, pool)
+            self._exits.evict(victim, EvictReason.DISPLACED, pool, now, effects)
         return effects
 
     def _dispatch(self, ticket: Ticket, engine: Engine, batch: Batch | None, now: Instant) -> Lease:
@@ -359,7 +366,7 @@ class Pipeline:
         """Dispatch from the queue for as long as an engine has room and the batcher lets go."""
         queue = pool.queue
         while len(queue):
-            self._expire(pool, now, effects)
+            self._exits.expire(pool, now, effects)
             head = queue.head()
             if head is None:
                 return
@@ -368,7 +375,7 @@ class Pipeline:
                 return
             if pool.single:
                 queue.pop(now)
-                self.queued -= 1
+                self._exits.queued -= 1
                 effects.append(Dispatch((self._dispatch(head, engine, None, now),)))
             else:
                 effects.append(Dispatch(tuple(self._dispatch_batch(pool, engine, now))))
@@ -385,7 +392,7 @@ class Pipeline:
             if batch.size and (tokens + more > batcher.max_tokens or engine.tokens + more > engine.limit.tokens):
                 return
             queue.pop(now)
-            self.queued -= 1
+            self._exits.queued -= 1
             batch.size += 1
             tokens += more
             yield self._dispatch(head, engine, batch, now)
@@ -397,7 +404,7 @@ class Pipeline:
         pool: Pool = lease.ticket.pool
         pool.forecast.began(now - lease.opened)
         effects: list[Effect] = []
-        if self.queued and (lease.engine.limit.learns or lease.engine.restrained):
+        if self._exits.queued and (lease.engine.limit.learns or lease.engine.restrained):
             self._pump(pool, now, effects)  # its prompt stands in nobody's way any more
         return effects
 
@@ -418,8 +425,8 @@ class Pipeline:
             usage = self.estimator.learn(ticket.request, usage)
         for times in pool.tuning.timed:
             times.add((ticket.first_token or now) - ticket.arrived)
-        self._close(ticket, Outcome.COMPLETED, None, usage, now)
-        if not self.queued:
+        self._exits.close(ticket, Outcome.COMPLETED, None, usage, now)
+        if not self._exits.queued:
             return []
         effects: list[Effect] = []
         self._pump(pool, now, effects)
@@ -433,7 +440,7 @@ class Pipeline:
         if event.blame:
             lease.engine.failed(lease, now, lost=True)
         self._end_lease(lease, pool, now)
-        self._close(lease.ticket, Outcome.FAILED, event.reason, event.usage, now)
+        self._exits.close(lease.ticket, Outcome.FAILED, event.reason, event.usage, now)
         effects: list[Effect] = []
         self._pump(pool, now, effects)
         return effects
@@ -456,9 +463,9 @@ class Pipeline:
             self._pump(pool, now, effects)
         else:
             ticket.lease = None
-            self._evict(ticket, EvictReason.NO_ENGINE, pool, now, effects)
+            self._exits.evict(ticket, EvictReason.NO_ENGINE, pool, now, effects)
         if not pool.up:
-            self._evict_waiting(pool, EvictReason.NO_ENGINE, now, effects)
+            self._exits.evict_all(pool, EvictReason.NO_ENGINE, now, effects)
         return effects
 
     def _requeue(self, ticket: Ticket, pool: Pool) -> None:
@@ -470,7 +477,7 @@ class Pipeline:
             ticket.expires = ticket.arrived + pool.config.hold_ns
         ticket.met_queue = True
         pool.queue.push_back(ticket)
-        self.queued += 1
+        self._exits.queued += 1
 
     def _engine_changed(self, event: EngineUp | EngineWarming | EngineDown, now: Instant) -> list[Effect]:
         pool, engine = self._engines[event.engine]
@@ -488,7 +495,7 @@ class Pipeline:
             pool.warmup.started(now)
         self._resized(pool, places, now)
         if not pool.up:
-            self._evict_waiting(pool, EvictReason.NO_ENGINE, now, effects)
+            self._exits.evict_all(pool, EvictReason.NO_ENGINE, now, effects)
         return effects
 
     @staticmethod
@@ -498,71 +505,7 @@ class Pipeline:
         if places and after and places != after:
             pool.forecast.resized(after / places, pool.in_flight, now)
 
-    def _expire(self, pool: Pool, now: Instant, effects: list[Effect]) -> None:
-        while (ticket := pool.queue.expired(now)) is not None:
-            self._leave_queue(ticket, pool)
-            if ticket.wait_budget_ns and ticket.predicted_wait_ns and not ticket.redispatched:
-                waited = max(now - ticket.arrived, ticket.wait_budget_ns + 1)
-                pool.forecast.observe(waited, ticket.predicted_wait_ns, ticket.wait_budget_ns, now)
-            self._evict(ticket, EvictReason.EXPIRED, pool, now, effects)
-
-    def _evict_waiting(self, pool: Pool, reason: EvictReason, now: Instant, effects: list[Effect]) -> None:
-        """Evict all that wait. Those in backpressure mode may not be dropped for an engine that is away."""
-        held: list[Ticket] = []
-        while (ticket := pool.queue.head()) is not None:
-            self._leave_queue(ticket, pool)
-            if reason is EvictReason.NO_ENGINE and ticket.mode is Mode.BACKPRESSURE:
-                ticket.state = TicketState.IN_FLIGHT  # out of the heaps while they are walked
-                held.append(ticket)
-            else:
-                self._evict(ticket, reason, pool, now, effects)
-        for ticket in sorted(held, key=lambda t: t.sequence):
-            ticket.state = TicketState.QUEUED
-            pool.queue.push(ticket)
-            self.queued += 1
-
-    def _evict(self, ticket: Ticket, reason: EvictReason, pool: Pool, now: Instant, effects: list[Effect]) -> None:
-        self._close(ticket, Outcome.EVICTED, reason, None, now)
-        retry: int | None = 0
-        if reason is EvictReason.DRAINING:
-            retry = SECOND
-        elif reason is EvictReason.NO_ENGINE or not pool.up:
-            retry = verdicts.away(pool, pool.serving_from(now), now).retry_after_ns
-        refusal = Refusal(reason, retry)
-        if reason is EvictReason.EXPIRED:
-            limit, waited = ticket.expires - ticket.arrived, ticket.queue_wait_ns
-            refusal = Refusal(reason, retry, limit / MILLISECOND, waited / MILLISECOND, "ms of queue wait")
-        effects.append(Refuse(ticket.request, verdicts.timed(pool, refusal, ticket.request, now), ticket))
-
-    def _leave_queue(self, ticket: Ticket, pool: Pool) -> None:
-        pool.queue.remove(ticket)
-        self.queued -= 1
-
     def _end_lease(self, lease: Lease, pool: Pool, now: Instant) -> None:
         lease.engine.close(lease, now)
         self._in_flight -= 1
         pool.forecast.released(lease.opened, now)
-
-    def _close(
-        self, ticket: Ticket, outcome: Outcome, reason: Reason | None, usage: Usage | None, now: Instant
-    ) -> None:
-        """The one place that gives a ticket its outcome, and settles its key."""
-        assert ticket.outcome is None, "pipeline: a ticket was given two outcomes"
-        ticket.state = TicketState.CLOSED
-        ticket.outcome = outcome
-        ticket.reason = reason
-        ticket.closed = now
-        ticket.usage = usage
-        self.outcomes[outcome] += 1
-        path: Path = ticket.path
-        ran = outcome is not Outcome.EVICTED
-        path.settle(ticket.demand.input_tokens, ticket.paid_output, usage, ticket.arrived, now, ran)
-        request = ticket.request
-        if ticket.pool.shares:
-            done = 0 if usage is None else usage.work
-            fair: FairShare = ticket.fair or ticket.pool.fair(request.priority)  # it came before shares were kept
-            fair.ended(request.flow or request.key, ticket.demand.work, done, now)
-        if ticket.pool.shadows is not None:
-            shadows.ended(ticket.pool, ticket, usage, now)
-        self._observer.closed(ticket)
-        ticket.lease = None  # they refer to each other: broken here, ended requests need no garbage collector
