@@ -293,7 +293,7 @@ class ServerConnection(asyncio.Protocol):
         inbound.body_size += size
         site.buffered_bytes += size
         if inbound.body_size > site.limits.body_bytes:
-            inbound.too_large()
+            inbound.too_large(inbound.body_size)
             inbound.drop_body()
             return
         if site.buffered_bytes > site.limits.buffered_bytes:

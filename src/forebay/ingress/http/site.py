@@ -21,7 +21,7 @@ from forebay.ingress.repeats import Repeats
 from forebay.live.gateway import Gateway
 
 if TYPE_CHECKING:
-    from forebay.ingress.http.inbound import Inbound
+    from forebay.ingress.http.head import Head
     from forebay.ingress.http.relay import Relay
     from forebay.ingress.http.server import ServerConnection
     from forebay.ledger.desk import Desk
@@ -79,7 +79,7 @@ class Site:
     clock: Callable[[], int] = field(init=False)
     ready: Callable[[], bool] = lambda: True
     read: Callable[..., Peek] = peek  # or with a real tokenizer
-    heads: dict[bytes, Inbound] = field(default_factory=dict)  # read and judged; by their bytes less the length
+    heads: dict[bytes, Head] = field(default_factory=dict)  # read and judged; by their bytes less the length
     repeats: Repeats = field(default_factory=Repeats)
     buffered_bytes: int = 0
     draining: bool = False
