@@ -10,19 +10,16 @@ and every second setting.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from benchmarks import environment, tables
+from benchmarks import environment, publish
 from benchmarks.admission_frontier import Metric, Setting, compare
 from benchmarks.admission_plot import draw
 from benchmarks.admission_tables import SECTIONS
@@ -40,10 +37,10 @@ from benchmarks.admission_trials import (
     plan,
     speed_of,
 )
-from benchmarks.peers import ROOT
+from benchmarks.trials import run
 
-PAGE: Final = ROOT / "docs" / "admission-study.md"
-PLOT: Final = ROOT / "docs" / "results" / "admission-study.svg"
+PAGE: Final = publish.DOCS / "admission-study.md"
+PLOT: Final = publish.DOCS / "results" / "admission-study.svg"
 RESAMPLES: Final = 1000
 TARGETS_MS: Final[dict[str, dict[Metric, tuple[float, ...]]]] = {
     "azure_llm_2023_code": {"ttft": (500.0, 1000.0, 2000.0), "latency": (4000.0, 8000.0, 16_000.0)},
@@ -58,29 +55,11 @@ Runs = dict[str, list[tuple[float, Measured]]]
 """By policy, in the order of their settings."""
 
 
-def simulate(trials: Sequence[Trial], processes: int) -> Iterator[tuple[Trial, Measured]]:
-    """The runs as they end; the longest begin first. Says how far it is."""
-    began = told = time.monotonic()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        futures: dict[Future[Measured], Trial] = {
-            pool.submit(measure, trial): trial for trial in sorted(trials, key=lambda one: one.trace, reverse=True)
-        }
-        try:
-            for done, future in enumerate(as_completed(futures), start=1):
-                yield futures[future], future.result()
-                if time.monotonic() - told > 10 or done == len(futures):
-                    told = time.monotonic()
-                    left = (told - began) / done * (len(futures) - done)
-                    click.echo(f"  {done} of {len(futures)} runs, about {left:.0f} s to go", err=True)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
 def study(trials: Sequence[Trial], processes: int, resamples: int) -> list[dict[str, Any]]:
     """A case for each trace, load and variant: every run's figures, and the comparisons."""
     runs: dict[Case, Runs] = defaultdict(lambda: defaultdict(list))
-    for trial, measured in simulate(trials, processes):
+    longest_first = sorted(trials, key=lambda one: one.trace, reverse=True)
+    for trial, measured in run(measure, longest_first, processes):
         runs[trial.trace, trial.load, trial.variant][trial.policy].append((trial.setting, measured))
     cases = []
     for case in dict.fromkeys((trial.trace, trial.load, trial.variant) for trial in trials):
@@ -111,10 +90,10 @@ def _case(case: Case, runs: Runs, resamples: int) -> dict[str, Any]:
 
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="One load, half of each trace, every second setting: a look, no result.")
-@click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where results go.")
-@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
-@click.option("--again", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Tables of these results.")
+@publish.processes_option
+@publish.json_option
+@publish.dry_option
+@publish.again_option
 def main(quick: bool, processes: int, json_path: Path | None, dry: bool, again: Path | None) -> None:
     load_before, began = environment.load_average(), time.monotonic()
     if again is not None:
@@ -131,7 +110,7 @@ def main(quick: bool, processes: int, json_path: Path | None, dry: bool, again: 
         cases = study(trials, processes, 100 if quick else RESAMPLES)
         result = {
             "environment": environment.describe(load_before),
-            "command": f"python -m benchmarks.admission{' --quick' if quick else ''}",
+            "command": publish.command("admission", *(["--quick"] if quick else [])),
             "wall_s": round(time.monotonic() - began, 1),
             "quick": quick,
             "blocks": BLOCKS - 1,
@@ -139,17 +118,12 @@ def main(quick: bool, processes: int, json_path: Path | None, dry: bool, again: 
             "cases": cases,
         }
     if json_path is not None or not (dry or quick or again):
-        path = json_path or ROOT / "benchmarks" / "results" / f"admission-{datetime.now(UTC):%Y-%m-%d}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        publish.write_results("admission", result, json_path)
     sections = {name: make(result) for name, make in SECTIONS.items()}
     click.echo("\n".join(sections.values()))
     if dry or quick:
         return
-    text = PAGE.read_text()
-    for name, body in sections.items():
-        text = tables.replace_section(text, name, body)
-    PAGE.write_text(text)
+    publish.write_sections(PAGE, sections)
     if not draw(result, PLOT):
         click.echo(f"{PLOT.name} is left as it is: drawing takes matplotlib (make venv installs it)", err=True)
 

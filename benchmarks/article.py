@@ -8,13 +8,10 @@ same seeds give the same figures; only the pauses of the official clients (``sdk
 from __future__ import annotations
 
 import asyncio
-import json
-import shlex
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,11 +20,11 @@ import click
 from benchmarks import article_code as code
 from benchmarks import article_figures as figures
 from benchmarks import article_runs as runs
-from benchmarks import article_sdk, environment, tables
+from benchmarks import article_sdk, environment, publish, tables
 from benchmarks.article_runs import Row
 from benchmarks.peers import ROOT
 
-PAGE: Final = ROOT / "docs" / "article-claims.md"
+PAGE: Final = publish.DOCS / "article-claims.md"
 TRACES: Final = (runs.CONV, runs.CODE, runs.MLARGE)
 
 
@@ -249,8 +246,8 @@ def section(name: str, rows: Iterable[Row]) -> list[str]:
 
 @click.command(help=__doc__)
 @click.option("--only", "names", multiple=True, type=click.Choice(list(CLAIMS)), help="These only; nothing is written.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
-@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
+@publish.json_option
+@publish.dry_option
 def main(names: tuple[str, ...], json_path: Path | None, dry: bool) -> None:
     load_before = environment.load_average()
     measured: dict[str, list[Row]] = {}
@@ -260,20 +257,19 @@ def main(names: tuple[str, ...], json_path: Path | None, dry: bool) -> None:
         click.echo("\n".join(section(name, measured[name])))
     result: dict[str, Any] = {
         "environment": environment.describe(load_before),
-        "command": shlex.join(["python", "-m", "benchmarks.article", *sys.argv[1:]]),
+        "command": publish.command("article", *sys.argv[1:]),
         "figures": measured,
     }
-    if json_path is not None:
-        json_path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     if dry or names:
+        if json_path is not None:
+            publish.write_results("article", result, json_path)
         return
-    path = ROOT / "benchmarks" / "results" / f"article-{datetime.now(UTC):%Y-%m-%d}.json"
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    publish.write_results("article", result, json_path)
     env = result["environment"]
     lines = [f"Made {env['at']} at commit `{env['commit']}` by `{result['command']}`.", ""]
     for name, rows in measured.items():
         lines += section(name, rows)
-    PAGE.write_text(tables.replace_section(PAGE.read_text(), "article", "\n".join(lines)))
+    publish.write_sections(PAGE, {"article": "\n".join(lines)})
 
 
 if __name__ == "__main__":

@@ -8,25 +8,19 @@ very same arrivals, five seeds each, and writes ``benchmarks/results/balance-DAT
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import shlex
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from benchmarks import environment, tables
+from benchmarks import environment, publish
 from benchmarks.balance_world import LOADS, Figures, Trial, capacity, measure
 from benchmarks.control_statistics import Estimate
-from benchmarks.peers import ROOT
+from benchmarks.trials import rows_of
 
-PAGE: Final = ROOT / "docs" / "balance.md"
+PAGE: Final = publish.DOCS / "balance.md"
 LOAD: Final = 0.9
 SEEDS: Final = 5
 DURATION_S: Final = 60.0
@@ -61,14 +55,7 @@ def benchmark(seeds: Sequence[int], duration_s: float, processes: int) -> list[d
         for policy, counters in rows
         for seed in seeds
     ]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        found = []
-        for trial, figures in zip(trials, pool.map(measure, trials), strict=True):
-            found.append({**asdict(trial), "figures": figures})
-            if len(found) % 10 == 0:
-                click.echo(f"  {len(found)} of {len(trials)} runs", err=True)
-    return found
+    return rows_of(measure, trials, processes)
 
 
 def section(load_of: str, result: dict[str, Any]) -> str:
@@ -115,17 +102,16 @@ def environment_line(result: dict[str, Any]) -> str:
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="One seed, short runs: a look, no result.")
 @click.option("--seeds", type=click.IntRange(1, 50), default=SEEDS, show_default=True)
-@click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where results go.")
-@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
+@publish.processes_option
+@publish.json_option
+@publish.dry_option
 def main(quick: bool, seeds: int, processes: int, json_path: Path | None, dry: bool) -> None:
     load_before, began = environment.load_average(), time.monotonic()
     seeds = 1 if quick else seeds
-    words = ["python", "-m", "benchmarks.balance", *(["--seeds", f"{seeds}"] if seeds != SEEDS else [])]
     rows = benchmark(range(1, seeds + 1), 40.0 if quick else DURATION_S, processes)
     result = {
         "environment": environment.describe(load_before),
-        "command": shlex.join(words),
+        "command": publish.command_of_seeds("balance", seeds, SEEDS),
         "seeds": seeds,
         "wall_s": round(time.monotonic() - began, 1),
         "quick": quick,
@@ -135,13 +121,8 @@ def main(quick: bool, seeds: int, processes: int, json_path: Path | None, dry: b
     click.echo("\n\n".join(sections.values()))
     if dry or quick:
         return
-    path = json_path or ROOT / "benchmarks" / "results" / f"balance-{datetime.now(UTC):%Y-%m-%d}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    text = PAGE.read_text()
-    for name, body in sections.items():
-        text = tables.replace_section(text, name, body)
-    PAGE.write_text(text)
+    publish.write_results("balance", result, json_path)
+    publish.write_sections(PAGE, sections)
 
 
 if __name__ == "__main__":

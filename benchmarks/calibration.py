@@ -10,7 +10,6 @@ as near as any model of it can come.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -20,7 +19,7 @@ from typing import Any, Final
 
 import click
 
-from benchmarks import environment, tables
+from benchmarks import environment, publish
 from benchmarks.calibration_engines import ENGINES, Engine
 from benchmarks.calibration_judge import (
     CONFIGS,
@@ -33,7 +32,6 @@ from benchmarks.calibration_judge import (
     markdown,
     print_verdicts,
 )
-from benchmarks.peers import ROOT
 from benchmarks.process import Process
 from forebay.load.attack import Plan, attack
 from forebay.load.observe import first_model
@@ -46,7 +44,7 @@ from forebay.sim.calibrate import Calibration
 FIRST_PROBING_S: Final = 40.0
 PROBING_S: Final = 18.0
 DRAIN_S: Final = 120.0
-RESULTS: Final = ROOT / "benchmarks" / "results"
+PAGE: Final = publish.DOCS / "calibration.md"
 
 
 def _say(text: str) -> None:
@@ -137,15 +135,17 @@ def _measure(engine: Engine, configs: list[Config], scale: float, keep: Path | N
 @click.option("--scale", type=click.FloatRange(0.01, 1), default=1.0, help="Shorter loads and probes, to look.")
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False), help="Write what was measured here.")
 @click.option("--again", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Judge what is kept here.")
-@click.option("--publish", is_flag=True, help="Write results and page of a run that was not a whole one, too.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Where the results go.")
+@click.option(
+    "--publish", "anyway", is_flag=True, help="Write results and page of a run that was not a whole one, too."
+)
+@publish.json_option
 def main(
     names: tuple[str, ...],
     only: tuple[str, ...],
     scale: float,
     keep: Path | None,
     again: Path | None,
-    publish: bool,
+    anyway: bool,
     json_path: Path | None,
 ) -> None:
     """Simulated against measured, on real engines."""
@@ -168,15 +168,13 @@ def main(
         "command": "python -m benchmarks.calibration" + (" --keep DIR, then --again DIR" if again is not None else ""),
         "verdicts": [verdict.as_row() for verdict in verdicts],
     }
-    paths = [json_path] if json_path is not None else []
-    if publish or (scale == 1.0 and not names and not only and again is None):
-        page = ROOT / "docs" / "calibration.md"
-        page.write_text(tables.replace_section(page.read_text(), "calibration", markdown(content, verdicts)))
-        click.echo(f"written: {page}")
-        paths.append(RESULTS / f"calibration-{datetime.now(UTC):%Y-%m-%d}.json")
-    for path in paths:
-        path.write_text(json.dumps(content, indent=1) + "\n")
-        click.echo(f"written: {path}")
+    if anyway or (scale == 1.0 and not names and not only and again is None):
+        publish.write_sections(PAGE, {"calibration": markdown(content, verdicts)})
+        path = publish.write_results("calibration", content, json_path)
+        click.echo(f"written: {PAGE}, {path}")
+    elif json_path is not None:
+        publish.write_results("calibration", content, json_path)
+        click.echo(f"written: {json_path}")
 
 
 if __name__ == "__main__":

@@ -11,28 +11,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
-import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from benchmarks import environment, tables
+from benchmarks import environment, publish
 from benchmarks.control_bounds import bounds
 from benchmarks.control_cases import A100, CASES, H100, Figures, Trial, measure
 from benchmarks.control_plan import PILOT_SEEDS, pilot, plan
 from benchmarks.control_tables import SECTIONS, section
 from benchmarks.peers import ROOT
+from benchmarks.trials import run
 from forebay.sim.sweep import fingerprint
 
 SEEDS: Final = (1, 2, 3, 4, 5)
-PAGE: Final = ROOT / "docs" / "control.md"
+PAGE: Final = publish.DOCS / "control.md"
 SOURCES: Final = ("cases", "policies", "rivals", "statistics", "world")
 
 
@@ -56,31 +53,13 @@ class Runner:
         """The figures of each, in the order of the trials."""
         found = {trial: kept for trial in trials if (kept := self._kept(trial)) is not None}
         missing = [trial for trial in dict.fromkeys(trials) if trial not in found]
-        began = told = time.monotonic()
-        for done, (trial, figures) in enumerate(self._computed(missing), start=1):
+        # Seed by seed, so that what an interrupted run keeps is whole; of each the long ones first.
+        ordered = sorted(missing, key=lambda trial: (trial.seed, trial.case != "shift", -trial.load))
+        for trial, figures in run(measure, ordered, self._processes):
             found[trial] = figures
             if self._keep is not None:
                 self._file(trial).write_text(json.dumps(figures))
-            if time.monotonic() - told > 10 or done == len(missing):
-                told = time.monotonic()
-                left = (told - began) / done * (len(missing) - done)
-                click.echo(f"  {done} of {len(missing)} runs, about {left:.0f} s to go", err=True)
         return {trial: found[trial] for trial in trials}
-
-    def _computed(self, trials: Sequence[Trial]) -> Iterator[tuple[Trial, Figures]]:
-        if self._processes == 1:
-            yield from ((trial, measure(trial)) for trial in trials)
-            return
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self._processes, mp_context=context) as pool:
-            # Seed by seed, so that what an interrupted run keeps is whole; of each the long ones first.
-            ordered = sorted(trials, key=lambda trial: (trial.seed, trial.case != "shift", -trial.load))
-            futures = {pool.submit(measure, trial): trial for trial in ordered}
-            try:
-                for future in as_completed(futures):
-                    yield futures[future], future.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
 
     def _file(self, trial: Trial) -> Path:
         assert self._keep is not None
@@ -95,14 +74,14 @@ class Runner:
 
 
 def benchmark(
-    run: Runner, cases: Sequence[str], seeds: Sequence[int], scale: float, say: Callable[[str], None]
+    measured: Runner, cases: Sequence[str], seeds: Sequence[int], scale: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Everything: what was chosen beforehand, the bounds, and a row of figures per trial."""
     say("choosing windows and signals")
-    chosen = pilot(run, scale, PILOT_SEEDS[: len(seeds)])
+    chosen = pilot(measured, scale, PILOT_SEEDS[: len(seeds)])
     trials = plan(cases, seeds, scale, chosen)
     say(f"{len(trials)} runs")
-    found = run(trials)
+    found = measured(trials)
     return {
         "chosen": chosen.as_json(),
         "bounds": bounds((A100, H100)),
@@ -112,20 +91,19 @@ def benchmark(
 
 def _command(*, quick: bool, only: Sequence[str], seeds: int) -> str:
     """What gives the same figures; where they are kept, and on how many processes, makes no difference."""
-    words = ["python", "-m", "benchmarks.control", *(["--quick"] if quick else [])]
-    words += [word for name in only for word in ("--only", name)]
-    return shlex.join(words + (["--seeds", f"{seeds}"] if seeds != len(SEEDS) else []))
+    words = [*(["--quick"] if quick else []), *(word for name in only for word in ("--only", name))]
+    return publish.command_of_seeds("control", seeds, len(SEEDS), *words)
 
 
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="One seed, runs of 60 % of their length: a look, no result.")
 @click.option("--only", multiple=True, type=click.Choice(tuple(CASES)), help="Some of the cases.")
 @click.option("--seeds", type=click.IntRange(1, 50), default=len(SEEDS), show_default=True)
-@click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
+@publish.processes_option
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep finished runs here.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where results go.")
-@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
-@click.option("--again", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Tables of these results.")
+@publish.json_option
+@publish.dry_option
+@publish.again_option
 def main(
     quick: bool,
     only: tuple[str, ...],
@@ -161,16 +139,10 @@ def main(
     click.echo("\n".join(text for text in sections.values() if text))
     if dry or quick or (again is not None and not PAGE.is_file()):
         if json_path is not None:
-            json_path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+            publish.write_results("control", result, json_path)
         return
-    path = json_path or ROOT / "benchmarks" / "results" / f"control-{datetime.now(UTC):%Y-%m-%d}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    text = PAGE.read_text()
-    for name, body in sections.items():
-        if body:
-            text = tables.replace_section(text, name, body)
-    PAGE.write_text(text)
+    publish.write_results("control", result, json_path)
+    publish.write_sections(PAGE, {name: body for name, body in sections.items() if body})
 
 
 if __name__ == "__main__":

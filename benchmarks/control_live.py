@@ -8,23 +8,19 @@ event loops, timers that are late, a machine that does other things) is in the d
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from benchmarks import environment, tables
+from benchmarks import environment, publish
 from benchmarks.control_beside import Objectives, figures, healthy, simulated, table
 from benchmarks.control_policies import FOREBAY, policy
 from benchmarks.control_world import TPOT_MS, TTFT_MS
-from benchmarks.peers import ROOT
 from benchmarks.process import Process, free_port
 from forebay.engines.simulated.profiles import StepProfile, profile_named
 from forebay.load.attack import Plan, attack
@@ -39,7 +35,7 @@ PROFILE: Final = "a100-80g/llama-3.1-8b/bf16/tp1/vllm"
 PROMPT, OUTPUT = "~400/0.6", "~120/0.6"
 LOADS: Final = (1.0, 2.0, 5.0)
 KEYS: Final = ("a", "b", "c", "d")
-RESULTS: Final = ROOT / "benchmarks" / "results"
+PAGE: Final = publish.DOCS / "control.md"
 
 
 OBJECTIVES: Final = Objectives(TTFT_MS, TPOT_MS)
@@ -114,7 +110,7 @@ def markdown(content: dict[str, Any]) -> str:
 @click.option("--duration-s", type=float, default=90.0, show_default=True)
 @click.option("--warm-up-s", type=float, default=20.0, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--dry", is_flag=True, help="Write nothing.")
+@publish.dry_option
 def main(duration_s: float, warm_up_s: float, seed: int, dry: bool) -> None:
     """Measure and print."""
     load_before, capacity = environment.load_average(), _capacity()
@@ -135,17 +131,15 @@ def main(duration_s: float, warm_up_s: float, seed: int, dry: bool) -> None:
             )
     content = {
         "environment": environment.describe(load_before),
-        "command": shlex.join(["python", "-m", "benchmarks.control_live", *sys.argv[1:]]),
+        "command": publish.command("control_live", *sys.argv[1:]),
         "capacity_per_s": capacity, "duration_s": duration_s, "warm_up_s": warm_up_s, "rows": rows,
     }  # fmt: skip
     section = markdown(content)
     click.echo(section)
     if not dry:
-        page = ROOT / "docs" / "control.md"
-        page.write_text(tables.replace_section(page.read_text(), "control-live", section))
-        path = RESULTS / f"control-live-{datetime.now(UTC):%Y-%m-%d}.json"
-        path.write_text(json.dumps(content, indent=1) + "\n")
-        click.echo(f"written: {page}, {path}")
+        publish.write_sections(PAGE, {"control-live": section})
+        path = publish.write_results("control-live", content)
+        click.echo(f"written: {PAGE}, {path}")
 
 
 if __name__ == "__main__":

@@ -8,23 +8,19 @@ sockets, event loops and the machine's other work are in the difference, and not
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from benchmarks import environment, tables
+from benchmarks import environment, publish
 from benchmarks.calibration_engines import ENGINES, VLLM_SEQS
 from benchmarks.calibration_judge import Kept, calibrate
 from benchmarks.control_beside import Objectives, figures, healthy, simulated, table
-from benchmarks.peers import ROOT
 from benchmarks.process import Process, free_port
 from forebay.engines.simulated.fitted import write_fitted
 from forebay.engines.simulated.profiles import StepProfile
@@ -46,7 +42,7 @@ PROBING_S: Final = 40.0
 TTFT_MS: Final = 1000.0
 PACE: Final = 1.5
 """The objective per token, in steps of a full batch: the engine's own bound on sequences is what binds."""
-RESULTS: Final = ROOT / "benchmarks" / "results"
+PAGE: Final = publish.DOCS / "control.md"
 
 
 def _load(rate: float, duration_s: float) -> WorkloadSpec:
@@ -149,21 +145,19 @@ def _compare(scratch: Path, duration_s: float, warm_up_s: float, seed: int) -> d
 @click.option("--duration-s", type=float, default=75.0, show_default=True)
 @click.option("--warm-up-s", type=float, default=25.0, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--dry", is_flag=True, help="Write nothing.")
+@publish.dry_option
 def main(duration_s: float, warm_up_s: float, seed: int, dry: bool) -> None:
     load_before = environment.load_average()
     with tempfile.TemporaryDirectory(prefix="forebay-vllm-") as scratch:
         found = _compare(Path(scratch), duration_s, warm_up_s, seed)
-    command = shlex.join(["python", "-m", "benchmarks.control_vllm", *sys.argv[1:]])
+    command = publish.command("control_vllm", *sys.argv[1:])
     content = {"environment": environment.describe(load_before), "command": command, **found}
     section = _markdown(content)
     click.echo(section)
     if not dry:
-        page = ROOT / "docs" / "control.md"
-        page.write_text(tables.replace_section(page.read_text(), "control-vllm", section))
-        path = RESULTS / f"control-vllm-{datetime.now(UTC):%Y-%m-%d}.json"
-        path.write_text(json.dumps(content, indent=1) + "\n")
-        click.echo(f"written: {page}, {path}")
+        publish.write_sections(PAGE, {"control-vllm": section})
+        path = publish.write_results("control-vllm", content)
+        click.echo(f"written: {PAGE}, {path}")
 
 
 if __name__ == "__main__":

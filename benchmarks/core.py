@@ -9,25 +9,22 @@ thread, so that others on the machine add little but cold caches; what reading t
 from __future__ import annotations
 
 import gc
-import json
-import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
 import click
 
-from benchmarks import core_http, environment, tables
+from benchmarks import core_http, environment, publish, tables
 from benchmarks.core_cases import CASES, STATES, Situation
-from benchmarks.peers import ROOT
 from forebay.report.statistics import percentile
 
+PAGE: Final = publish.DOCS / "benchmarks.md"
 TARGET_P99_US: Final = 20.0
 SHARES: Final = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 Figures = dict[str, float]
@@ -182,14 +179,14 @@ def _http(result: dict[str, Any]) -> list[str]:
 @click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True)
 @click.option("--steps", type=click.IntRange(1000), default=20_000, show_default=True, help="Of each case and round.")
 @click.option("--http/--no-http", default=True, show_default=True, help="Also the whole way of a request, with stores.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
-@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
+@publish.json_option
+@publish.dry_option
 def main(rounds: int, steps: int, http: bool, json_path: Path | None, dry: bool) -> None:
     load_before = environment.load_average()
     found = run(rounds, steps)
     result: dict[str, Any] = {
         "environment": environment.describe(load_before),
-        "command": shlex.join(["python", "-m", "benchmarks.core", *sys.argv[1:]]),
+        "command": publish.command("core", *sys.argv[1:]),
         "rounds_run": rounds,
         "steps": steps,
         **found,
@@ -201,13 +198,11 @@ def main(rounds: int, steps: int, http: bool, json_path: Path | None, dry: bool)
             )
             result["memory"] = core_http.memory(Path(folder))
     if json_path is not None or not dry:
-        path = json_path or ROOT / "benchmarks" / "results" / f"core-{datetime.now(UTC):%Y-%m-%d}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        publish.write_results("core", result, json_path)
     click.echo(markdown(result))
     if dry:
         return
-    tables.write_section("core", markdown(result))
+    publish.write_sections(PAGE, {"core": markdown(result)})
 
 
 if __name__ == "__main__":

@@ -8,12 +8,10 @@ reader and estimator, tells it what the tokenizer counted, as an engine would, a
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from statistics import mean, median
@@ -21,14 +19,14 @@ from typing import Any, Final
 
 import click
 
-from benchmarks import environment, tables
+from benchmarks import environment, publish, tables
 from benchmarks.estimate_judges import Judge, judges
 from benchmarks.estimate_texts import Chat, Text, bodies, oddities, texts
-from benchmarks.peers import ROOT
 from forebay.core.admission.estimate import DemandEstimator, EstimateConfig
 from forebay.core.model import Request, Usage
 from forebay.ingress.http.peek import FRAME_BYTES, peek
 
+PAGE: Final = publish.DOCS / "estimate.md"
 LEARNED_AFTER: Final = 50
 KEYS_PER_KIND: Final = 4
 KEYS_MIXED: Final = 16
@@ -291,13 +289,13 @@ def markdown(result: dict[str, Any]) -> str:
 @click.command(help=__doc__)
 @click.option("--seed", type=int, default=2, show_default=True)
 @click.option("--requests", type=click.IntRange(60, 10_000), default=120, show_default=True, help="Per key.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
-@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
+@publish.json_option
+@publish.dry_option
 def main(seed: int, requests: int, json_path: Path | None, dry: bool) -> None:
     load_before = environment.load_average()
     result: dict[str, Any] = {
         "environment": environment.describe(load_before),
-        "command": shlex.join(["python", "-m", "benchmarks.estimate", *sys.argv[1:]]),
+        "command": publish.command("estimate", *sys.argv[1:]),
         "rounds_run": 1,
         "seed": seed,
         "requests_per_key": requests,
@@ -309,11 +307,8 @@ def main(seed: int, requests: int, json_path: Path | None, dry: bool) -> None:
     click.echo(markdown(result))
     if dry:
         return
-    path = json_path or ROOT / "benchmarks" / "results" / f"estimate-{datetime.now(UTC):%Y-%m-%d}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    page = ROOT / "docs" / "estimate.md"
-    page.write_text(tables.replace_section(page.read_text(), "estimate", markdown(result)))
+    publish.write_results("estimate", result, json_path)
+    publish.write_sections(PAGE, {"estimate": markdown(result)})
 
 
 if __name__ == "__main__":

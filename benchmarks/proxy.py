@@ -7,20 +7,17 @@ are for looking; they print the same tables and write nothing unless ``--json`` 
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from benchmarks import environment, measures, peers, tables, traffic
+from benchmarks import environment, measures, peers, proxy_tables, publish, traffic
 from benchmarks.measures import Load
 from benchmarks.process import Process, StartError, free_port
 from benchmarks.proxies import FOREBAY_QUEUEING, PROXIES, Proxy, Running
@@ -28,6 +25,7 @@ from benchmarks.proxies import FOREBAY_QUEUEING, PROXIES, Proxy, Running
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+PAGE: Final = publish.DOCS / "benchmarks.md"
 _CHUNKS_PER_S: Final = 50
 _SLOW_ROUNDS: Final = 2
 _DIRECT: Final = "direct"
@@ -48,7 +46,7 @@ class Run:
         self._stack = stack
         self._running: dict[str, Running] = {}
         self._slow = {proxy.name for proxy in chosen if proxy.slow}
-        self.rounds: tables.Rounds = [{} for _ in range(rounds)]
+        self.rounds: proxy_tables.Rounds = [{} for _ in range(rounds)]
         self.memory: dict[str, dict[str, float]] = {}
         self.failures: list[str] = []
 
@@ -143,29 +141,20 @@ def _choose(only: str | None) -> list[Proxy]:
 
 
 def _result(run: Run, chosen: list[Proxy], load: Load, load_before: float) -> dict[str, Any]:
-    summary = tables.summarize(run.rounds)
+    summary = proxy_tables.summarize(run.rounds)
     return {
         "environment": environment.describe(load_before),
-        "command": shlex.join(["python", "-m", "benchmarks.proxy", *sys.argv[1:]]),
+        "command": publish.command("proxy", *sys.argv[1:]),
         "parameters": {**asdict(load), "chunks_per_s_and_stream": _CHUNKS_PER_S},
         "versions": {proxy.name: proxy.version() for proxy in chosen if proxy.name in summary},
         "titles": {proxy.name: proxy.title for proxy in chosen},
         "rounds_run": len(run.rounds),
         "summary": {name: {key: asdict(spread) for key, spread in row.items()} for name, row in summary.items()},
-        "comparisons": tables.compare(run.rounds),
+        "comparisons": proxy_tables.compare(run.rounds),
         "memory": run.memory,
         "failures": run.failures,
         "rounds": run.rounds,
     }
-
-
-def _write(result: dict[str, Any], path: Path, *, document: bool) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    _say(f"wrote {path}")
-    if document:
-        tables.write_section("proxy", tables.markdown(result))
-        _say("wrote the generated section of docs/benchmarks.md")
 
 
 @click.command(help=__doc__)
@@ -174,7 +163,7 @@ def _write(result: dict[str, Any], path: Path, *, document: bool) -> None:
     "--only", metavar="NAMES", help="Comma-separated proxies instead of all: " + ", ".join(p.name for p in PROXIES)
 )
 @click.option("--quick", is_flag=True, help="Short bursts and two rounds: for looking, not for quoting.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
+@publish.json_option
 def main(rounds: int | None, only: str | None, quick: bool, json_path: Path | None) -> None:
     chosen = _choose(only)
     load = measures.QUICK if quick else measures.FULL
@@ -191,12 +180,13 @@ def main(rounds: int | None, only: str | None, quick: bool, json_path: Path | No
         run.measure()
         run.measure_memory()
         result = _result(run, chosen, load, load_before)
-    click.echo(tables.markdown(result))
+    click.echo(proxy_tables.markdown(result))
     whole = not quick and only is None
-    if json_path is None and whole:
-        json_path = peers.ROOT / "benchmarks" / "results" / f"proxy-{datetime.now(UTC):%Y-%m-%d}.json"
-    if json_path is not None:
-        _write(result, json_path, document=whole)
+    if whole or json_path is not None:
+        _say(f"wrote {publish.write_results('proxy', result, json_path)}")
+    if whole:
+        publish.write_sections(PAGE, {"proxy": proxy_tables.markdown(result)})
+        _say(f"wrote the generated section of {PAGE}")
     if run.failures:
         raise click.ClickException(f"{len(run.failures)} measurements are missing, see above")
 

@@ -8,24 +8,18 @@ the generated sections of ``docs/retries.md``, in four minutes of CPU time. ``--
 from __future__ import annotations
 
 import json
-import multiprocessing
-import shlex
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from benchmarks import environment, tables
+from benchmarks import environment, publish, tables
 from benchmarks.control_statistics import Estimate, paired
-from benchmarks.peers import ROOT
 from benchmarks.retries_world import COLD_VARIANTS, STORMS, TICKET_VARIANTS, Trial, measure
+from benchmarks.trials import rows_of
 
-PAGE: Final = ROOT / "docs" / "retries.md"
+PAGE: Final = publish.DOCS / "retries.md"
 SEEDS: Final = 10
 STORM_SEEDS: Final = 5
 SHARINGS: Final = {"unfair": "off", "fair": "on"}
@@ -57,20 +51,6 @@ def plan(seeds: int, scale: float) -> list[Trial]:
         for seed in range(1, seeds + 1)
     ]
     return storms + wholes
-
-
-def benchmark(trials: Sequence[Trial], processes: int) -> list[dict[str, Any]]:
-    """A row of figures per trial."""
-    began = told = time.monotonic()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        found = []
-        for trial, figures in zip(trials, pool.map(measure, trials), strict=True):
-            found.append({**asdict(trial), "figures": figures})
-            if time.monotonic() - told > 10 or len(found) == len(trials):
-                told = time.monotonic()
-                click.echo(f"  {len(found)} of {len(trials)} runs in {told - began:.0f} s", err=True)
-    return found
 
 
 class Rows:
@@ -220,11 +200,10 @@ def where(result: dict[str, Any], seeds: int) -> str:
 def simulated(seeds: int, processes: int, *, quick: bool) -> dict[str, Any]:
     """Every trial's figures, and where they come from."""
     load_before, began = environment.load_average(), time.monotonic()
-    words = ["python", "-m", "benchmarks.retries", *(["--seeds", f"{seeds}"] if seeds != SEEDS else [])]
-    rows = benchmark(plan(seeds, 0.5 if quick else 1.0), processes)
+    rows = rows_of(measure, plan(seeds, 0.5 if quick else 1.0), processes)
     return {
         "environment": environment.describe(load_before),
-        "command": shlex.join(words),
+        "command": publish.command_of_seeds("retries", seeds, SEEDS),
         "seeds": seeds,
         "wall_s": round(time.monotonic() - began, 1),
         "quick": quick,
@@ -235,10 +214,10 @@ def simulated(seeds: int, processes: int, *, quick: bool) -> dict[str, Any]:
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="One seed, short runs: a look, no result.")
 @click.option("--seeds", type=click.IntRange(1, 50), default=SEEDS, show_default=True)
-@click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where results go.")
-@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
-@click.option("--again", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Tables of these results.")
+@publish.processes_option
+@publish.json_option
+@publish.dry_option
+@publish.again_option
 def main(quick: bool, seeds: int, processes: int, json_path: Path | None, dry: bool, again: Path | None) -> None:
     if again is not None:
         result = json.loads(again.read_text())
@@ -248,15 +227,11 @@ def main(quick: bool, seeds: int, processes: int, json_path: Path | None, dry: b
     click.echo("\n\n".join(sections.values()))
     if dry or result["quick"]:
         if json_path is not None:
-            json_path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+            publish.write_results("retries", result, json_path)
         return
-    path = json_path or ROOT / "benchmarks" / "results" / f"retries-{datetime.now(UTC):%Y-%m-%d}.json"
     if again is None:
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    text = PAGE.read_text()
-    for name, body in sections.items():
-        text = tables.replace_section(text, name, body)
-    PAGE.write_text(text)
+        publish.write_results("retries", result, json_path)
+    publish.write_sections(PAGE, sections)
 
 
 if __name__ == "__main__":

@@ -13,22 +13,21 @@ from __future__ import annotations
 
 import json
 import resource
-import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from benchmarks import environment, tables
+from benchmarks import environment, publish, tables
 from benchmarks.peers import ROOT
 from forebay.sim.run import run
 from forebay.sim.scenario import ClientSpec, EngineSpec, Scenario, WorkloadSpec
 
+PAGE: Final = publish.DOCS / "benchmarks.md"
 GPU: Final = "a100-80g/llama-3.1-8b/bf16/tp1/vllm"
 FLEET_ENGINES, FLEET_GATEWAYS, FLEET_S = 1000, 50, 600.0
 FLEET_RATE = 5.5  # requests per second and engine: the mean of the Azure conversation hour, near what it can bear
@@ -133,8 +132,8 @@ def _plain(spread: tables.Spread | None) -> dict[str, Any] | None:
 @click.command(help=__doc__)
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Of the short cases.")
 @click.option("--only", multiple=True, type=click.Choice(list(CASES)), help="Leave the others out.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
-@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
+@publish.json_option
+@publish.dry_option
 @click.option("--child", type=click.Choice(list(CASES)), hidden=True)
 def main(rounds: int, only: tuple[str, ...], json_path: Path | None, dry: bool, child: str | None) -> None:
     if child is not None:
@@ -150,17 +149,15 @@ def main(rounds: int, only: tuple[str, ...], json_path: Path | None, dry: bool, 
             click.echo(f"round {number + 1}/{rounds}, {name}: {found[-1]['wall_s']:.1f} s", err=True)
     result: dict[str, Any] = {
         "environment": environment.describe(load_before),
-        "command": shlex.join(["python", "-m", "benchmarks.sim", *sys.argv[1:]]),
+        "command": publish.command("sim", *sys.argv[1:]),
         "rounds_run": rounds,
         "cases": cases,
     }
     click.echo(markdown(result))
     if dry:
         return
-    path = json_path or ROOT / "benchmarks" / "results" / f"sim-{datetime.now(UTC):%Y-%m-%d}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    tables.write_section("sim", markdown(result))
+    publish.write_results("sim", result, json_path)
+    publish.write_sections(PAGE, {"sim": markdown(result)})
 
 
 if __name__ == "__main__":

@@ -8,26 +8,22 @@ other the predicted wait refuses too, as it does by default. ``--quick`` takes o
 
 from __future__ import annotations
 
-import json
-import shlex
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from statistics import mean, stdev
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 
-from benchmarks import environment, tables
+from benchmarks import environment, publish
 from benchmarks.control_world import MIXES
-from benchmarks.peers import ROOT
+from benchmarks.trials import rows_of
 from forebay.core.instant import MILLISECOND, SECOND
 from forebay.engines.simulated.profiles import StepProfile, profile_named
 from forebay.report.records import RequestRecord
@@ -36,7 +32,7 @@ from forebay.sim.run import Simulation
 from forebay.sim.scenario import EngineSpec, Scenario, WorkloadSpec
 from forebay.workload.sizes import Sizes
 
-PAGE: Final = ROOT / "docs" / "tuning.md"
+PAGE: Final = publish.DOCS / "tuning.md"
 PROFILE: Final = "a100-80g/llama-3.1-8b/bf16/tp1/vllm"
 TTFT_MS, TPOT_MS = 1000.0, 50.0
 SEEDS: Final = (1, 2, 3, 4, 5)
@@ -65,7 +61,8 @@ FAMILIES: Final[dict[str, tuple[str, ...]]] = {
 ALONE_WAIT_MS = 250  # behind a full queue, where the depth alone keeps the objective: a quarter of it, for the tail
 
 
-class Trial(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Trial:
     """One run. `load` is of the fluid bound of the mix; the shift has one load."""
 
     family: str
@@ -173,21 +170,6 @@ def _kept(one: RequestRecord) -> bool:
     return in_time and one.done_ns - one.first_token_ns <= TPOT_MS * MILLISECOND * max(1, one.output_tokens - 1)
 
 
-def benchmark(seeds: Sequence[int], processes: int) -> list[dict[str, Any]]:
-    """A row of figures for every trial."""
-    wanted = trials(seeds)
-    rows: list[dict[str, Any]] = []
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        began = told = time.monotonic()
-        for trial, figures in zip(wanted, pool.map(measure, wanted), strict=True):
-            rows.append({**trial._asdict(), "figures": figures})
-            if time.monotonic() - told > 10:
-                told = time.monotonic()
-                left = (told - began) / len(rows) * (len(wanted) - len(rows))
-                click.echo(f"  {len(rows)} of {len(wanted)} runs, about {left:.0f} s to go", err=True)
-    return rows
-
-
 # ---- the page -----------------------------------------------------------------------------------------------------
 
 
@@ -247,18 +229,17 @@ def _cell(
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="One seed: a look, no result.")
 @click.option("--seeds", type=click.IntRange(1, 50), default=len(SEEDS), show_default=True)
-@click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where results go.")
-@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
+@publish.processes_option
+@publish.json_option
+@publish.dry_option
 def main(quick: bool, seeds: int, processes: int, json_path: Path | None, dry: bool) -> None:
     load_before = environment.load_average()
     began = time.monotonic()
     count = 1 if quick else seeds
-    rows = benchmark(range(1, count + 1), processes)
-    words = ["python", "-m", "benchmarks.tuning", *(["--seeds", f"{count}"] if count != len(SEEDS) else [])]
+    rows = rows_of(measure, trials(range(1, count + 1)), processes)
     result = {
         "environment": environment.describe(load_before),
-        "command": shlex.join(words),
+        "command": publish.command_of_seeds("tuning", count, len(SEEDS)),
         "seeds": count,
         "wall_s": round(time.monotonic() - began, 1),
         "rows": rows,
@@ -267,9 +248,8 @@ def main(quick: bool, seeds: int, processes: int, json_path: Path | None, dry: b
     click.echo(body)
     if dry or quick:
         return
-    path = json_path or ROOT / "benchmarks" / "results" / f"tuning-{datetime.now(UTC):%Y-%m-%d}.json"
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    PAGE.write_text(tables.replace_section(PAGE.read_text(), "tuning", body))
+    publish.write_results("tuning", result, json_path)
+    publish.write_sections(PAGE, {"tuning": body})
 
 
 if __name__ == "__main__":

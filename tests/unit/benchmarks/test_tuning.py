@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from benchmarks import tuning
@@ -38,7 +40,7 @@ def test_the_table_shows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> N
     assert figures["missed"] > 0
     shift = {f"{phase}/{name}": 0.5 for phase in tuning.PHASES for name in ("goodput", "wait_p99_ms", "missed")}
     rows = [
-        {**trial._asdict(), "figures": figures | (shift if trial.case == "shift" else {})} for trial in trials((1, 2))
+        {**asdict(trial), "figures": figures | (shift if trial.case == "shift" else {})} for trial in trials((1, 2))
     ]
     text = tuning.section({"rows": rows, "seeds": 2, "command": "c", "environment": {"commit": "abc"}})
     row = next(line for line in text.splitlines() if line.startswith("| fixed 256 |"))
