@@ -96,7 +96,7 @@ def _check_engines(pool: Pool) -> None:
 
 
 def _waiting(pool: Pool) -> list[Ticket]:
-    return list(pool.queue._holders.values())
+    return list(pool.queue)
 
 
 def _check_queue(pool: Pool, now: Instant) -> None:
@@ -118,7 +118,7 @@ def _check_queue(pool: Pool, now: Instant) -> None:
     _hold(5, len(tickets) - returned <= most, f"pool {name}: {len(tickets)} wait, at most {most} may")
     living = {id(e[2]) for e in queue._expiries if e[2].state is TicketState.QUEUED}
     _hold(5, living == {id(t) for t in tickets}, f"pool {name}: a waiting ticket has no expiry")
-    turns = sorted((-t.band, t.start_tag, t.turn) for t in tickets)
+    turns = sorted(((-t.band, t.start_tag, t.turn, t) for t in tickets), key=lambda held: held[:3])
     _hold(5, turns == queue._turns, f"pool {name}: the turns are {queue._turns}, those that wait have {turns}")
     leftovers = max(len(queue._expiries), len(queue._arrivals)) - len(queue)
     _hold(5, leftovers <= 5 * len(queue) + 512, f"pool {name}: {leftovers} leftovers beside {len(queue)} tickets")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
@@ -22,6 +23,8 @@ LEFTOVERS_MAX = 192
 
 Turn: TypeAlias = tuple[int, float, int]
 """Minus the band, the tag, and the number of the turn: lower goes first."""
+Held: TypeAlias = tuple[int, float, int, Ticket]
+"""A turn, and who has it."""
 NUMBERS_END = 1 << 62
 """Beyond the number of any turn."""
 
@@ -30,34 +33,33 @@ class FairQueue:
     """Tickets in state QUEUED. Its bounds are kept by the depth gate; it keeps the sums that the gate asks for."""
 
     def __init__(self, order: OrderConfig | None = None) -> None:
+        self.waiting = 0  # requests: as `len` says, for those who ask often
         self.tokens = 0
         self.bytes = 0
-        self._count = 0
         self._clock = VirtualClock()
         self._standing = Standing(order) if order is not None and order.adaptive else None
         self._lines: dict[Flow, Line] = {}
         self._uneven = False  # was any line, since the queue was last empty?
         self._numbers = 0  # turns given
-        self._turns: list[Turn] = []  # of those that wait, sorted: most newcomers go last
-        self._holders: dict[int, Ticket] = {}  # by the number of their turn
+        self._turns: list[Held] = []  # sorted: most newcomers go last
         self._expiries: list[tuple[Instant, int, Ticket]] = []
         self._arrivals: deque[Ticket] = deque()
 
     def __len__(self) -> int:
-        return self._count
+        return self.waiting
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """Those that wait, by their turns."""
+        return (held[3] for held in self._turns)
 
     def push(self, ticket: Ticket, tag: float | None = None) -> None:
         """Add a ticket; its `expires` must be set. `tag` is its turn, where somebody with a longer memory keeps turns;
         a queue that runs empty again and again remembers nothing."""
-        request = ticket.request
-        flow = _flow(request)
+        flow = _flow(ticket.request)
         ticket.start_tag = self._clock.start_tag(flow, ticket.demand.tokens) if tag is None else tag
         self._numbers += 1
-        self._give_turn(ticket, self._numbers)
-        heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
         self._arrivals.append(ticket)
-        self._join(ticket, flow)
-        self._add(ticket, 1)
+        self._join(ticket, flow, self._numbers)
 
     def push_back(self, ticket: Ticket) -> None:
         """Return a ticket that was dispatched but not delivered to the place it had.
@@ -66,30 +68,33 @@ class FairQueue:
         """
         ticket.start_tag = min(ticket.start_tag, self._clock.now)
         self._numbers += 1
-        self._give_turn(ticket, -self._numbers)  # before all others of the same tag
-        heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
         self._arrivals.appendleft(ticket)
-        self._join(ticket, _flow(ticket.request))
-        self._add(ticket, 1)
+        self._join(ticket, _flow(ticket.request), -self._numbers)  # before all others of the same tag
 
-    def _give_turn(self, ticket: Ticket, number: int) -> None:
+    def _join(self, ticket: Ticket, flow: Flow, number: int) -> None:
+        turns, held = self._turns, (-ticket.band, ticket.start_tag, number, ticket)
         ticket.turn = number
-        insort(self._turns, (-ticket.band, ticket.start_tag, number))
-        self._holders[ticket.turn] = ticket
-
-    def _join(self, ticket: Ticket, flow: Flow) -> None:
+        if turns and held < turns[-1]:
+            insort(turns, held)
+        else:
+            turns.append(held)
+        heappush(self._expiries, (ticket.expires, ticket.sequence, ticket))
         line = self._lines.get(flow)
         if line is None:
             line = self._lines[flow] = Line()
         line.add(ticket)
-        self._uneven = self._uneven or line.uneven
+        if line.uneven:
+            self._uneven = True
+        self.waiting += 1
+        self.tokens += ticket.demand.tokens
+        self.bytes += ticket.request.body_bytes
 
     def head(self) -> Ticket | None:
         """The ticket whose turn it is."""
         turns = self._turns
         if not turns:
             return None
-        ticket = self._holders[turns[0][2]]
+        ticket = turns[0][3]
         if not self._uneven and (self._standing is None or not self._standing.now):
             return ticket
         return self._exchange(ticket)
@@ -99,10 +104,15 @@ class FairQueue:
         worth the same. Returns who has the turn now."""
         first = self._first(ticket)
         if first is not ticket:
+            turns, mine, its = self._turns, self._place(ticket), self._place(first)
             ticket.start_tag, first.start_tag = first.start_tag, ticket.start_tag
             ticket.turn, first.turn = first.turn, ticket.turn
-            self._holders[ticket.turn], self._holders[first.turn] = ticket, first
+            turns[mine], turns[its] = (*turns[mine][:3], first), (*turns[its][:3], ticket)
         return first
+
+    def _place(self, ticket: Ticket) -> int:
+        """Where among the turns its own is."""
+        return bisect_left(self._turns, (-ticket.band, ticket.start_tag, ticket.turn))
 
     def _first(self, ticket: Ticket) -> Ticket:
         """Which ticket of this one's flow goes first. One that stands above its flow is not exchanged."""
@@ -119,7 +129,7 @@ class FairQueue:
         flow = _flow(request)
         mine = self._turn_now(flow, band, tag)
         ahead, line = bisect_right(self._turns, mine), self._lines.get(flow)
-        if line is None or ahead == self._count:
+        if line is None or ahead == self.waiting:
             return ahead
         return ahead + sum(1 for own in line.tickets if (-own.band, own.start_tag, own.turn) > mine)
 
@@ -127,13 +137,14 @@ class FairQueue:
         """The ticket whose turn comes last, of flows other than this request's, if that is after this request's turn.
         Asks no more than the last of all, save those of its own flow."""
         flow = _flow(request)
-        mine, line = self._turn_now(flow, band, tag), self._lines.get(flow)
-        for turn in reversed(self._turns):
-            if turn < mine:
+        mine, line = self._turn_now(flow, band, tag), None
+        for held in reversed(self._turns):
+            if held < mine:
                 break
-            ticket = self._holders[turn[2]]
-            if line is None or ticket not in line.tickets:
-                return ticket
+            if line is None and (line := self._lines.get(flow)) is None:
+                return held[3]
+            if held[3] not in line.tickets:
+                return held[3]
         return None
 
     def _turn_now(self, flow: Flow, band: int, tag: float | None) -> Turn:
@@ -155,57 +166,47 @@ class FairQueue:
         if self._standing is not None:
             oldest = self._first_arrived()
             self._standing.seen(now - oldest.arrived, oldest.expires - oldest.arrived, now)
-        ticket = self._holders[self._turns[0][2]]
+        ticket = self._turns[0][3]
         self._clock.served(ticket.start_tag)
+        del self._turns[0]
         self._leave(ticket, _flow(ticket.request))
-        self._add(ticket, -1)
         return ticket
 
     def remove(self, ticket: Ticket) -> None:
         """Take out a ticket that leaves unserved. The caller sets its state."""
         flow = _flow(ticket.request)
         self._clock.withdrawn(flow, ticket.demand.tokens)
+        del self._turns[self._place(ticket)]
         self._leave(ticket, flow)
-        self._add(ticket, -1)
 
     def _leave(self, ticket: Ticket, flow: Flow) -> None:
-        del self._turns[bisect_left(self._turns, (-ticket.band, ticket.start_tag, ticket.turn))]
-        del self._holders[ticket.turn]
         line = self._lines[flow]
         del line.tickets[ticket]
         if not line.tickets:
             del self._lines[flow]
-
-    def expired(self, now: Instant) -> Ticket | None:
-        """A ticket whose time is up, or None."""
-        ticket = self._first_to_expire()
-        return ticket if ticket is not None and ticket.expires <= now else None
-
-    def next_expiry(self) -> Instant | None:
-        """When the next ticket expires; None when none waits."""
-        ticket = self._first_to_expire()
-        return None if ticket is None else ticket.expires
-
-    def _first_to_expire(self) -> Ticket | None:
-        expiries = self._expiries
-        while expiries and expiries[0][2].state is not TicketState.QUEUED:
-            heappop(expiries)
-        return expiries[0][2] if expiries else None
-
-    def _add(self, ticket: Ticket, sign: int) -> None:
-        self._count += sign
-        self.tokens += sign * ticket.demand.tokens
-        self.bytes += sign * ticket.request.body_bytes
-        if not self._count:
+        self.waiting = waiting = self.waiting - 1
+        self.tokens -= ticket.demand.tokens
+        self.bytes -= ticket.request.body_bytes
+        if not waiting:
             self._clock.idle()
             self._uneven = False
             self._expiries.clear()
             self._arrivals.clear()
-        elif sign < 0:
+        elif len(self._expiries) + len(self._arrivals) > 5 * waiting + LEFTOVERS_MAX:
             # Each may hold leftovers that never surface, behind a ticket that waits for long.
-            kept = len(self._expiries) + len(self._arrivals)
-            if kept > 5 * self._count + LEFTOVERS_MAX:
-                self._sweep(ticket)
+            self._sweep(ticket)
+
+    def expired(self, now: Instant) -> Ticket | None:
+        """A ticket whose time is up, or None."""
+        expires = self.next_expiry()
+        return self._expiries[0][2] if expires is not None and expires <= now else None
+
+    def next_expiry(self) -> Instant | None:
+        """When the next ticket expires; None when none waits."""
+        expiries = self._expiries
+        while expiries and expiries[0][2].state is not TicketState.QUEUED:
+            heappop(expiries)
+        return expiries[0][0] if expiries else None
 
     def _sweep(self, leaving: Ticket) -> None:
         """Drop leftovers (the leaving ticket's state is about to change)."""
