@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from forebay.core import depths, picture, shadows, verdicts
 from forebay.core.admission.estimate import DemandEstimator, EstimateConfig
+from forebay.core.admission.forecast import Outlook
 from forebay.core.dispatch.leases import Engine
 from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
 from forebay.core.events import (
@@ -128,9 +129,12 @@ class Pipeline:
         if pool.shares and (fair := pool.fair(request.priority)) is not None:
             ticket.fair = fair
             turn = fair.admitted(request.flow or key, request.weight, demand.work, now)
-        if verdict is None or not pool.single:
-            return self._enqueue(ticket, pool, turn, now)
-        return [Dispatch((self._dispatch(ticket, verdict, None, now),))]
+        if isinstance(verdict, Outlook):
+            return self._enqueue(ticket, verdict, pool, turn, now)
+        if pool.single:
+            return [Dispatch((self._dispatch(ticket, verdict, None, now),))]
+        ahead = verdicts.outlook(pool, request, ticket.mode, pool.queue.waiting + 1, now)
+        return self._enqueue(ticket, ahead, pool, turn, now)
 
     def cancel(self, ticket: Ticket, now: Instant, usage: Usage | None = None) -> list[Effect]:
         """The client left; `usage` is what was generated for it. Cancelling a closed ticket does nothing."""
@@ -193,9 +197,9 @@ class Pipeline:
             self.tune_at = depths.look(self.pools, now)
         for pool, engine in self.learning:
             if 0 < engine.view_at <= now:
-                engine.show(len(pool.queue) > 0, now)
+                engine.show(pool.queue.waiting > 0, now)
         for pool in self.pools:
-            if len(pool.queue):
+            if pool.queue.waiting:
                 self._exits.expire(pool, now, effects)
                 self._pump(pool, now, effects)
         return effects
@@ -209,7 +213,7 @@ class Pipeline:
         if not self._exits.queued:
             return soonest
         for pool in self.pools:
-            if len(pool.queue):
+            if pool.queue.waiting:
                 for at in pool.wakeups(now):
                     if soonest is None or at < soonest:
                         soonest = at
@@ -267,8 +271,8 @@ class Pipeline:
 
     def _verdict(
         self, request: Request, demand: Demand, path: Path, prices: Prices, pool: Pool, now: Instant
-    ) -> Refusal | Engine | None:
-        """The refusal, or the engine that would take the request at once, or None: it may wait."""
+    ) -> Refusal | Engine | Outlook:
+        """The refusal, or the engine that would take the request at once, or, when it may wait, what to expect."""
         if self.draining:
             return Refusal(ShedReason.DRAINING, SECOND)
         if path.limited and (refusal := path.check(prices, pool.forecast.service_ns, now)) is not None:
@@ -276,7 +280,7 @@ class Pipeline:
         if request.retries and not verdicts.may_retry(pool, request, now):
             return Refusal(ShedReason.RETRY_BUDGET, None)
         queue = pool.queue
-        waiting, forming = len(queue), queue.tokens + demand.tokens
+        waiting, forming = queue.waiting, queue.tokens + demand.tokens
         engine: Engine | None = None
         if waiting < pool.batcher.max_size and (not waiting or forming <= pool.batcher.max_tokens):
             engine = pool.room(request, forming, now)
@@ -318,35 +322,32 @@ class Pipeline:
         self._observer.shed(request, refusal, predicted)
         return Refuse(request, refusal)
 
-    def _enqueue(self, ticket: Ticket, pool: Pool, turn: float | None, now: Instant) -> list[Effect]:
-        rate = pool.drain_rate(now)
-        position = len(pool.queue) + 1
-        ticket.predicted_wait_ns = pool.forecast.predict_ns(position, rate)
+    def _enqueue(self, ticket: Ticket, ahead: Outlook, pool: Pool, turn: float | None, now: Instant) -> list[Effect]:
+        request, hold = ticket.request, pool.config.hold_ns
+        ticket.predicted_wait_ns = ahead.predicted_ns
         ticket.met_queue = True
-        hold = pool.config.hold_ns
-        if ticket.mode is not Mode.BACKPRESSURE and not pool.up:
-            ticket.mode, hold = (
-                Mode.BACKPRESSURE,
-                pool.config.waiting_room.hold_ns,
-            )  # it has a place in the waiting room
-        if ticket.mode is Mode.HYBRID:
+        if ahead.mode is Mode.HYBRID:
             # The linger of a forming batch is the operator's wish, not the engine's lateness.
-            budget = pool.forecast.budget_ns(rate, ticket.request.wait_budget_ns)
-            hold = ticket.wait_budget_ns = budget + pool.batcher.linger_ns
+            hold = ticket.wait_budget_ns = ahead.budget_ns + pool.batcher.linger_ns
+        elif ahead.mode is not ticket.mode:  # it has a place in the waiting room
+            ticket.mode, hold = ahead.mode, pool.config.waiting_room.hold_ns
         ticket.expires = now + hold
-        for end in (ticket.request.deadline, ticket.request.patience):
+        for end in (request.deadline, request.patience):
             if end is not None and end < ticket.expires:
                 ticket.expires = end
-        ticket.band = pool.band(ticket.request.priority)
+        ticket.band = pool.band(request.priority)
         pool.queue.push(ticket, turn)
         self._exits.queued += 1
         effects: list[Effect] = [Queued(ticket)]
         self._pump(pool, now, effects)
         for tuning in pool.tuning.looking:
-            tuning.waited(len(pool.queue))
-        if ticket.state is TicketState.QUEUED and (victim := verdicts.displaced(pool, ticket, now)) is not None:
-            self._exits.leave_queue(victim, pool)
-            self._exits.evict(victim, EvictReason.DISPLACED, pool, now, effects)
+            tuning.waited(pool.queue.waiting)
+        if ticket.state is TicketState.QUEUED and ticket.mode is Mode.HYBRID:
+            if len(effects) > 1:  # some have left the line meanwhile
+                ahead = verdicts.outlook(pool, request, ticket.mode, pool.queue.waiting, now)
+            if (victim := verdicts.displaced(pool, ticket, ahead)) is not None:
+                self._exits.leave_queue(victim, pool)
+                self._exits.evict(victim, EvictReason.DISPLACED, pool, now, effects)
         return effects
 
     def _dispatch(self, ticket: Ticket, engine: Engine, batch: Batch | None, now: Instant) -> Lease:
@@ -365,7 +366,7 @@ class Pipeline:
     def _pump(self, pool: Pool, now: Instant, effects: list[Effect]) -> None:
         """Dispatch from the queue for as long as an engine has room and the batcher lets go."""
         queue = pool.queue
-        while len(queue):
+        while queue.waiting:
             self._exits.expire(pool, now, effects)
             head = queue.head()
             if head is None:

@@ -133,7 +133,7 @@ class Pool:
             self.tuning = self.tuning.succeeded(old.tuning, config.tuning, config.depth.depth_limit, now)
             self.depth = DepthGate(config.depth)
             self.depth.depth_limit = self.tuning.acting.depth
-        self.forecast.config = config.forecast
+        self.forecast.reconfigure(config.forecast)
         self.returns.reconfigure(config.retry_budget)
         if config.fair != old.fair:
             tried = self.shadows is not None and config.fair == self.shadows.config.fair

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from forebay.core.admission.forecast import Outlook
 from forebay.core.admission.shadow import Policy, Said, Verdict
 from forebay.core.dispatch.leases import Engine
 from forebay.core.instant import MILLISECOND, Instant
@@ -21,7 +22,7 @@ CONCERNED = frozenset({ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, ShedReason.
 """Refusals by settings that may have a shadow."""
 
 
-def judge(pool: Pool, request: Request, demand: Demand, verdict: Refusal | Engine | None, now: Instant) -> None:
+def judge(pool: Pool, request: Request, demand: Demand, verdict: Refusal | Engine | Outlook, now: Instant) -> None:
     """Ask every shadow of the pool, count what they say, and leave it with the request."""
     shadows = pool.shadows
     if shadows is None or (isinstance(verdict, Refusal) and verdict.reason not in CONCERNED):
@@ -31,7 +32,7 @@ def judge(pool: Pool, request: Request, demand: Demand, verdict: Refusal | Engin
     request.shadow = said
 
 
-def admitted(pool: Pool, request: Request, demand: Demand, engine: Engine | None, now: Instant) -> None:
+def admitted(pool: Pool, request: Request, demand: Demand, engine: Engine | Outlook, now: Instant) -> None:
     """The request was admitted, to start at once or to wait: every shadow is asked, and the shares that one keeps are
     charged."""
     judge(pool, request, demand, engine, now)
@@ -47,7 +48,7 @@ def ended(pool: Pool, ticket: Ticket, usage: Usage | None, now: Instant) -> None
 
 
 def _ask(
-    pool: Pool, request: Request, demand: Demand, verdict: Refusal | Engine | None, now: Instant
+    pool: Pool, request: Request, demand: Demand, verdict: Refusal | Engine | Outlook, now: Instant
 ) -> Iterator[Said]:
     mode = request.mode or pool.mode
     if pool.config.limit_shadow is not None:
@@ -64,7 +65,7 @@ def _ask(
         yield _wait(pool, request, budget_ns, now)
 
 
-def _is_share(verdict: Refusal | Engine | None) -> bool:
+def _is_share(verdict: Refusal | Engine | Outlook) -> bool:
     return isinstance(verdict, Refusal) and verdict.reason is ShedReason.KEY_SHARE
 
 
@@ -96,7 +97,7 @@ def _has_room(engine: Engine, limit: Limit, tokens: int) -> bool:
     return within or not engine.places
 
 
-def _fair_share(pool: Pool, request: Request, verdict: Refusal | Engine | None, now: Instant) -> Said | None:
+def _fair_share(pool: Pool, request: Request, verdict: Refusal | Engine | Outlook, now: Instant) -> Said | None:
     fair = None if pool.shadows is None else pool.shadows.fair(request.priority)
     if fair is None:
         return None

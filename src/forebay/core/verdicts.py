@@ -5,6 +5,7 @@ Each asks and changes nothing, save what is kept of returns: every caller is tol
 
 from __future__ import annotations
 
+from forebay.core.admission.forecast import Outlook
 from forebay.core.admission.waiting_room import may_wait
 from forebay.core.instant import MILLISECOND, SECOND, Instant
 from forebay.core.model import Demand, Mode, Refusal, Request, Ticket
@@ -41,22 +42,30 @@ def waits_for_warmup(pool: Pool, request: Request, now: Instant) -> bool:
         return False
     ends = [at for at in (request.deadline, request.patience) if at is not None]
     until = min(ends) if ends else None
-    return may_wait(room, waiting=len(pool.queue), eta_ns=pool.warmup.eta_ns(now), until=until, now=now)
+    return may_wait(room, waiting=pool.queue.waiting, eta_ns=pool.warmup.eta_ns(now), until=until, now=now)
 
 
-def wait_verdict(pool: Pool, request: Request, demand: Demand, mode: Mode, now: Instant) -> Refusal | None:
+def outlook(pool: Pool, request: Request, mode: Mode, position: int, now: Instant) -> Outlook:
+    """What it has to expect at this place in line."""
+    forecast, rate = pool.forecast, pool.drain_rate(now)
+    budget = forecast.budget_ns(rate, request.wait_budget_ns) if mode is Mode.HYBRID else 0
+    return Outlook(mode, forecast.predict_ns(position, rate), budget)
+
+
+def wait_verdict(pool: Pool, request: Request, demand: Demand, mode: Mode, now: Instant) -> Refusal | Outlook:
     """Is the predicted wait within the wait budget, the objective for the first token, and the caller's patience?"""
+    forecast, waiting = pool.forecast, pool.queue.waiting
     if mode is Mode.BACKPRESSURE and request.deadline is None and request.patience is None:
-        return None
-    forecast = pool.forecast
+        return outlook(pool, request, mode, waiting + 1, now)
     forecast.decay(now)
-    rate, waiting = pool.drain_rate(now), len(pool.queue)
-    predicted = forecast.predict_ns(waiting + 1, rate)
-    budget = forecast.budget_ns(rate, request.wait_budget_ns) if mode is Mode.HYBRID else pool.config.hold_ns
-    if mode is Mode.HYBRID and request.stream:
+    ahead = outlook(pool, request, mode, waiting + 1, now)
+    predicted, budget = ahead.predicted_ns, ahead.budget_ns
+    if mode is not Mode.HYBRID:
+        budget = pool.config.hold_ns
+    elif request.stream and budget > (least := forecast.config.wait_budget_ns):
         # Its own prompt is not counted: one that takes longer than the objective by itself is served all the same.
         ttft_ns = request.ttft_ns or pool.config.ttft_ns
-        budget = min(budget, max(forecast.config.wait_budget_ns, ttft_ns - pool.prefill_ns(0)))
+        budget = min(budget, max(least, ttft_ns - pool.prefill_ns(0)))
     if request.deadline is not None:
         # Patience must outlast the wait and the work, or both are wasted.
         budget = min(budget, request.deadline - now - forecast.service_ns)
@@ -64,21 +73,16 @@ def wait_verdict(pool: Pool, request: Request, demand: Demand, mode: Mode, now: 
         first_ns = pool.prefill_ns(demand.input_tokens) if request.stream else forecast.service_ns
         budget = min(budget, request.patience - now - max(first_ns, forecast.first_ns))
     if predicted <= budget or (budget >= 0 and not predicted):
-        return None
+        return ahead
     if waiting and mode is Mode.HYBRID:
         # Its turn may come before that of others, who then make way for it.
         band, turn = pool.band(request.priority), pool.turn(request)
         if _last_behind(pool, request, band, turn) is not None:
-            ahead = pool.queue.ahead_of(request, band, turn)
-            if forecast.predict_ns(ahead + 1, rate) <= budget:
-                return None
-    return Refusal(
-        ShedReason.QUEUE_WAIT,
-        0,
-        max(0, budget) / MILLISECOND,
-        predicted / MILLISECOND,
-        "ms of predicted wait",
-    )
+            before = pool.queue.ahead_of(request, band, turn)
+            if forecast.predict_ns(before + 1, pool.drain_rate(now)) <= budget:
+                return ahead
+    limit, actual = max(0, budget) / MILLISECOND, predicted / MILLISECOND
+    return Refusal(ShedReason.QUEUE_WAIT, 0, limit, actual, "ms of predicted wait")
 
 
 def _last_behind(pool: Pool, request: Request, band: int, turn: float | None) -> Ticket | None:
@@ -91,18 +95,17 @@ def _last_behind(pool: Pool, request: Request, band: int, turn: float | None) ->
 def makes_way(pool: Pool, request: Request, mode: Mode) -> bool:
     """Is the queue full, and the last in turn one who makes way for this request?"""
     queue = pool.queue
-    if mode is not Mode.HYBRID or not queue or len(queue) < pool.depth.depth_limit:
+    if mode is not Mode.HYBRID or not queue.waiting or queue.waiting < pool.depth.depth_limit:
         return False
     return _last_behind(pool, request, pool.band(request.priority), pool.turn(request)) is not None
 
 
-def displaced(pool: Pool, newcomer: Ticket, now: Instant) -> Ticket | None:
-    """Who makes way for the newcomer: the last in turn, if more wait than the budget or the depth allows."""
-    rate, waiting = pool.drain_rate(now), len(pool.queue)
-    predicted = pool.forecast.predict_ns(waiting, rate)
-    budget = pool.forecast.budget_ns(rate, newcomer.request.wait_budget_ns)
-    fits = predicted <= budget and waiting <= pool.depth.depth_limit
-    if fits or newcomer.mode is not Mode.HYBRID:
+def displaced(pool: Pool, newcomer: Ticket, ahead: Outlook) -> Ticket | None:
+    """Who makes way for a newcomer in hybrid mode: the last in turn, if more wait than the budget or the depth allows.
+
+    `ahead` is of the end of the line as it is now.
+    """
+    if ahead.predicted_ns <= ahead.budget_ns and pool.queue.waiting <= pool.depth.depth_limit:
         return None
     return _last_behind(pool, newcomer.request, newcomer.band, newcomer.start_tag)
 

@@ -22,7 +22,10 @@ from collections import deque
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
+import msgspec
+
 from forebay.core.instant import MILLISECOND, SECOND, Instant
+from forebay.core.model import Mode
 
 RELEASES_KEPT = 4096
 USUAL_STEP_NS, USUAL_KEPT = 5 * SECOND, 0.95  # a time constant of about 100 s
@@ -47,6 +50,14 @@ class ForecastConfig:
     decay_half_life_ns: int = 60 * SECOND
 
 
+class Outlook(msgspec.Struct, frozen=True, gc=False):
+    """What a request that would wait has to expect: found for its verdict, and kept for its ticket."""
+
+    mode: Mode  # in which it waits; that of the waiting room is backpressure
+    predicted_ns: int  # as the last in line
+    budget_ns: int = 0  # the wait budget in force; 0 where none is kept
+
+
 class WaitForecast:
     """Predicts waits for one pool from its own releases; O(1) amortised."""
 
@@ -68,11 +79,18 @@ class WaitForecast:
         self._fresh_from: Instant = -config.window_ns  # releases before this count no more
         self._carried = 0.0  # releases per second foretold for the part of the window before that
         self._usual_ratio = self._longer = self._shorter = 0.0  # of waits to what was predicted, in logarithms
+        self._rated = (-1, 0)  # of which instant and leases open `_rate` is; before time: to be found anew
+        self._rate = 0.0
+
+    def reconfigure(self, config: ForecastConfig) -> None:
+        """Take other settings; what was learned stays."""
+        self.config, self._rated = config, (-1, 0)
 
     def released(self, opened: Instant, now: Instant) -> None:
         """A lease ended: a slot is free."""
         self.releases += 1
         self._releases.append(now)
+        self._rated = (-1, 0)
         held = now - opened
         mean = self.service_ns
         self.service_ns = mean + (held - mean) // 20 if mean else held
@@ -94,8 +112,14 @@ class WaitForecast:
         self._counted, self._counted_from = 0, now
 
     def drain_rate(self, in_flight: int, now: Instant) -> float:
-        """Slot releases per second; 0.0 when nothing is known."""
-        window = self.config.window_ns
+        """Slot releases per second; 0.0 when nothing is known. One decision asks for it more than once."""
+        asked = now, in_flight
+        if asked != self._rated:
+            self._rate, self._rated = self._count_rate(in_flight, now), asked
+        return self._rate
+
+    def _count_rate(self, in_flight: int, now: Instant) -> float:
+        window, least = self.config.window_ns, self.config.releases_min
         releases, since = self._releases, now - window
         if self._fresh_from > since:
             since = self._fresh_from
@@ -105,19 +129,19 @@ class WaitForecast:
             window = max(1, now - since)
         while releases and releases[0] < since:
             releases.popleft()
-        if len(releases) == RELEASES_KEPT:  # too many to keep a whole window of
-            return len(releases) * SECOND / max(1, now - releases[0])
-        counted = len(releases) * SECOND / window
-        if len(releases) >= self.config.releases_min and (releases[0] - since) * 4 <= window:
-            return counted
+        count = len(releases)
+        if count == RELEASES_KEPT:  # too many to keep a whole window of
+            return count * SECOND / max(1, now - releases[0])
+        if count >= least and (releases[0] - since) * 4 <= window:
+            return count * SECOND / window
         if self.service_ns and in_flight:
             return in_flight * SECOND / self.service_ns
-        return counted if len(releases) >= self.config.releases_min else 0.0
+        return count * SECOND / window if count >= least else 0.0
 
     def resized(self, ratio: float, in_flight: int, now: Instant) -> None:
         """Engines came or went: their places are now `ratio` times as many, and so will releases be."""
         rate = self.drain_rate(in_flight, now)
-        self._fresh_from, self._carried = now, rate * ratio
+        self._fresh_from, self._carried, self._rated = now, rate * ratio, (-1, 0)
         if ratio < 1.0:
             self.best_rate *= ratio  # what was shown with the engines that are gone
         self._usual_ratio = self._longer = self._shorter = 0.0
@@ -158,7 +182,7 @@ class WaitForecast:
         self._shorter = max(0.0, self._shorter - difference - CUSUM_ALLOWANCE)
         if self._longer > CUSUM_THRESHOLD or self._shorter > CUSUM_THRESHOLD:
             self._longer = self._shorter = 0.0
-            self._fresh_from, self._carried = now - FRESH_NS, 0.0
+            self._fresh_from, self._carried, self._rated = now - FRESH_NS, 0.0, (-1, 0)
 
     def decay(self, now: Instant) -> None:
         """Fade towards 1 while there is nothing to observe. Cheap enough to ask at every verdict."""
