@@ -61,4 +61,5 @@ def test_the_turns_say_what_a_walk_would(steps: list[Step], adaptive: bool) -> N
         last = max(others, key=lambda t: (-t.band, t.start_tag, t.turn), default=None)
         assert queue.ahead_of(newcomer, step[3], step[4]) == len(waiting) - len(behind)
         assert queue.last_behind(newcomer, step[3], step[4]) is (last if behind else None)
-        assert queue._turns == sorted((-t.band, t.start_tag, t.turn) for t in waiting)
+        assert list(queue) == sorted(waiting, key=lambda t: (-t.band, t.start_tag, t.turn))
+        assert queue.waiting == len(waiting)
