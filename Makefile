@@ -3,7 +3,7 @@
 
 PYTHON ?=
 PY := .venv/bin/python
-BENCHES := admission article balance calibration control control_live control_vllm core estimate ledger proxy retries sim tuning
+BENCHES := admission article balance calibration control control_live control_vllm core estimate ledger proxy restart retries sim tuning
 # What these point to is another project's, and would shadow what is installed here.
 unexport PYTHONPATH PYTHONHOME
 

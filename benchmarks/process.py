@@ -74,7 +74,7 @@ class Process:
             )
         return cls(name, popen, log)
 
-    def wait_until(self, serves: Callable[[], bool], timeout_s: float) -> None:
+    def wait_until(self, serves: Callable[[], bool], timeout_s: float, *, every_s: float = 0.05) -> None:
         """Poll ``serves`` until it is true.
 
         Raises:
@@ -87,7 +87,7 @@ class Process:
                 raise StartError(f"{self.name} ended with status {status} while starting:\n{self.tail()}")
             if time.monotonic() > deadline:
                 raise StartError(f"{self.name} did not serve within {timeout_s:g} s; it printed:\n{self.tail()}")
-            time.sleep(0.05)
+            time.sleep(every_s)
 
     def tail(self, lines: int = 15) -> str:
         """The last lines that the process printed."""
@@ -112,6 +112,11 @@ class Process:
                 continue
             kib += sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Rss:"))
         return kib * 1024
+
+    def kill(self) -> None:
+        """End the process and its children as a crash does."""
+        self._signal(signal.SIGKILL)
+        self.popen.wait()
 
     def stop(self) -> None:
         """End the process and its children: asked first, then killed."""
