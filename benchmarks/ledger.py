@@ -177,7 +177,7 @@ def measure_start(folder: Path, store: Database, keys: int) -> None:
     journal.begin(name)
     now = time.time_ns() // 1_000_000
     for start in range(0, keys, 20):
-        journal.append([(SETTLED, f"s{n:07}", n, 10, 5) for n in range(start, start + 20)], now)
+        journal.append([(SETTLED, f"s{n:07}", n, 10, 5, "") for n in range(start, start + 20)], now)
     size = journal.size
     journal.end(remove=False)
     began = time.perf_counter()

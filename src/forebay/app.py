@@ -332,6 +332,8 @@ class App:
         self.desk.start(loop, self.gateway)
         for key, (day_tokens, month_tokens) in self.desk.used().items():
             self.gateway.restore_usage(key, day_tokens, month_tokens)
+        for (key, model), (day_tokens, month_tokens) in self.desk.used_of_models().items():
+            self.gateway.restore_usage(key, day_tokens, month_tokens, model)
 
     def _flush_writers(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._writers:

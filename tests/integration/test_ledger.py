@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from forebay.config.schema import Limits, ModelLimits
 from forebay.ledger.credits import Credits
 from forebay.ledger.database import Database, open_store
 from forebay.ledger.journal import Journal
@@ -38,8 +39,8 @@ class World:
         self.secrets: dict[str, str] = {}
         self.ids: dict[str, str] = {}
 
-    def key(self, name: str, credit: int | None = None) -> None:
-        made = KeyStore(self.store).create(NewKey(name=name, prepaid=credit is not None), By("test"))
+    def key(self, name: str, credit: int | None = None, limits: Limits | None = None) -> None:
+        made = KeyStore(self.store).create(NewKey(name=name, prepaid=credit is not None, limits=limits), By("test"))
         assert made.secret is not None
         self.secrets[name], self.ids[name] = made.secret, made.key.id
         if credit:
@@ -141,6 +142,23 @@ def test_usage_and_credit_survive_a_restart(world: World) -> None:
     assert [path.name for path in (world.folder / "journal-0").iterdir()] == ["lock"]
     again = world.start(lease_tokens=100)
     assert world.ask(again, "k").status == 200
+
+
+def test_the_day_of_a_model_survives_a_kill(world: World) -> None:
+    """Twice: what was counted again after the first is there after the second."""
+    day = 3 * USED + 25  # three requests, and not a fourth: each reserves more than 25
+    world.key("k", limits=Limits(models={"m": ModelLimits(tokens_per_day=day)}))
+    for _ in range(2):
+        gateway = world.start()
+        assert world.ask(gateway, "k").status == 200
+        assert world.ask(gateway, "k", SMALL | {"model": "another"}).status == 200
+        eventually(lambda: gateway.metric("forebay_ledger_posted_total") == 2, 10)  # noqa: B023 - called at once
+        world.gateways.pop().kill()
+    gateway = world.start()
+    assert [world.ask(gateway, "k").status for _ in range(2)] == [200, 429]
+    refused = world.ask(gateway, "k")
+    assert "tokens/day of this key for model m" in refused.json()["error"]["message"]
+    assert world.ask(gateway, "k", SMALL | {"model": "another"}).status == 200
 
 
 def test_without_the_store_leased_credit_is_spent_and_nothing_is_lost(world: World) -> None:

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from forebay.config.admission import Admission
 from forebay.config.concurrency import Concurrency
-from forebay.config.fields import DAY_S, Amount, Count, Milliseconds, Name, Seconds, Section, Text
+from forebay.config.fields import DAY_S, Amount, Count, Milliseconds, ModelName, Name, Seconds, Section, Text
 from forebay.config.ledger import Ledger
 from forebay.config.ports import Admin, Responses, Server, Tls
 from forebay.config.secret import Secret
@@ -126,7 +126,7 @@ class Limits(ModelLimits, frozen=True):
     """Limits of one key, or of keys that share them. What is unset is unlimited; 0 allows nothing."""
 
     models: Annotated[
-        dict[Text, ModelLimits],
+        dict[ModelName, ModelLimits],
         Meta(
             description="Further limits, each of one model by its name; they count beside those for all models.",
             examples=[{"llama-70b": {"tokens_per_minute": 20_000}}],

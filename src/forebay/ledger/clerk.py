@@ -79,9 +79,9 @@ class Clerk:
             if not self._tally.settlements:
                 self._since = time.monotonic()
             self._upto = frame.number
-            for kind, key, _, tokens_in, tokens_out in frame.records:
+            for kind, key, _, tokens_in, tokens_out, model in frame.records:
                 if kind != METERED:
-                    self._tally.add(key, frame.at_ms, tokens_in, tokens_out, prepaid=kind == PREPAID)
+                    self._tally.add(key, frame.at_ms, tokens_in, tokens_out, kind == PREPAID, model)
 
     def ask(self, hold: Hold) -> None:
         """Lease credit of a key to this gateway; the answer is delivered."""

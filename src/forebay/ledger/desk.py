@@ -154,6 +154,10 @@ class Desk:
         """key -> tokens that it used today and this month, as the store knows them. Blocks; for the start."""
         return self._posting.used(self._wall_ms())
 
+    def used_of_models(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(key, model) -> the same, of models whose days are counted apart. Blocks; for the start."""
+        return self._posting.used_of_models(self._wall_ms())
+
     def start(self, loop: asyncio.AbstractEventLoop, till: Till) -> None:
         self._loop, self._till = loop, till
         self._scribe.start()
@@ -212,8 +216,8 @@ class Desk:
 
     def closed(self, ticket: Ticket) -> None:
         """A request ended: what it used goes to the journal."""
-        usage, kind = ticket.usage, SETTLED
-        if ticket.path.credit is not None:
+        usage, kind, path = ticket.usage, SETTLED, ticket.path
+        if path.credit is not None:
             kind = PREPAID
             metered = self._scribe.streams.pop(ticket.sequence, None) is not None
             if usage is None and metered:
@@ -222,7 +226,7 @@ class Desk:
             tokens_in, tokens_out = usage.charged_input, usage.output_tokens
             if tokens_out < 0:  # an engine's word of less than nothing would mint tokens
                 tokens_out = 0
-            self._scribe.note((kind, ticket.request.key, ticket.sequence, tokens_in, tokens_out))
+            self._scribe.note((kind, ticket.request.key, ticket.sequence, tokens_in, tokens_out, path.model))
 
     def shed(self, request: Request, refusal: Refusal, predicted_wait_ns: int) -> None:
         """Nothing was used."""

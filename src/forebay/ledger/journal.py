@@ -38,8 +38,9 @@ SETTLED, PREPAID, METERED = range(3)
 """What a record says: a request ended, and this is what it used; the same, of a key that pays with credit; or a stream
 of such a key is under way, and has used this so far."""
 
-Record = tuple[int, str, int, int, int]
-"""Kind, key, number of the request in its process, input tokens, output tokens."""
+Record = tuple[int, str, int, int, int, str]
+"""Kind, key, number of the request in its process, input tokens, output tokens; and its model, where the days of that
+model are counted apart, else ''."""
 
 
 class Frame(NamedTuple):
@@ -52,6 +53,7 @@ class Frame(NamedTuple):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Record]).decode
+_decode_without_models = msgspec.msgpack.Decoder(list[tuple[int, str, int, int, int]]).decode
 
 
 def frame_bytes(frame: Frame) -> bytes:
@@ -69,11 +71,19 @@ def read_frames(data: bytes, start: int = 0) -> Iterator[tuple[Frame, int]]:
         if magic != FRAME or end > len(data) or crc32(memoryview(data)[start + CHECKED : end]) != checksum:
             return
         try:
-            records = _decode(memoryview(data)[start + FRAME_HEAD.size : end])
+            records = _records(memoryview(data)[start + FRAME_HEAD.size : end])
         except msgspec.MsgspecError:
             return
         yield Frame(number, at_ms, records), end
         start = end
+
+
+def _records(body: memoryview) -> list[Record]:
+    """Those of a frame. Raises MsgspecError."""
+    try:
+        return _decode(body)
+    except msgspec.ValidationError:  # an earlier version wrote it
+        return [(*record, "") for record in _decode_without_models(body)]
 
 
 class Leftover:

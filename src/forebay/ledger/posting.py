@@ -6,23 +6,23 @@ lost is recognised when it is posted again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, case, func, insert, or_, select, update
+from sqlalchemy import Connection, Dialect, Table, case, func, insert, or_, select, update
 
 from forebay.ledger.booking import insert_or
 from forebay.ledger.credits import Credits
 from forebay.ledger.database import Database, StoreError
-from forebay.ledger.tables import journals, usage
+from forebay.ledger.tables import journals, model_usage, usage
 
 DAY_MS = 86_400_000
 
-_UsageRow = tuple[str, str, int, int, int, int]
-_ROW = ("key_id", "period", "start", "requests", "input_tokens", "output_tokens")
+_COUNTS = ("requests", "input_tokens", "output_tokens")
 _place = itemgetter(0)
 
 
@@ -34,17 +34,24 @@ class Use:
     input_tokens: int = 0
     output_tokens: int = 0
 
+    def add(self, requests: int, input_tokens: int, output_tokens: int) -> None:
+        """Count more."""
+        self.requests += requests
+        self.input_tokens += input_tokens
+        self.output_tokens += output_tokens
+
 
 @dataclass(slots=True)
 class Tally:
     """Settlements added up, to be posted together."""
 
     uses: dict[tuple[str, int], Use] = field(default_factory=dict)  # by key and day since 1970
+    of_models: dict[tuple[str, str, int], Use] = field(default_factory=dict)  # by key, model and day: part of the same
     captured: dict[str, int] = field(default_factory=dict)  # tokens of prepaid keys
     settlements: int = 0
 
-    def add(self, key: str, at_ms: int, input_tokens: int, output_tokens: int, prepaid: bool) -> None:
-        """One settlement."""
+    def add(self, key: str, at_ms: int, input_tokens: int, output_tokens: int, prepaid: bool, model: str = "") -> None:
+        """One settlement; of a `model` whose days are counted apart."""
         self.settlements += 1
         place = (key, at_ms // DAY_MS)
         use = self.uses.get(place)
@@ -53,6 +60,8 @@ class Tally:
         use.requests += 1
         use.input_tokens += input_tokens
         use.output_tokens += output_tokens
+        if model:
+            self.of_models.setdefault((key, model, place[1]), Use()).add(1, input_tokens, output_tokens)
         if prepaid:
             self.captured[key] = self.captured.get(key, 0) + input_tokens + output_tokens
 
@@ -106,58 +115,66 @@ class Posting:
         )
 
     def _take(self, connection: Connection, journal: str, upto: int, tally: Tally) -> None:
-        if rows := _usage_rows(tally):
-            grow = _grow_usage(connection.dialect)
-            connection.exec_driver_sql(grow.text, grow.parameters(rows))
+        for table, uses in ((usage, tally.uses), (model_usage, tally.of_models)):
+            if rows := _usage_rows(uses):
+                grow = _grow(connection.dialect, table)
+                connection.exec_driver_sql(grow.text, grow.parameters(rows))
         self.credits.capture(connection, journal, upto, tally.captured)
 
     def used(self, at_ms: int) -> dict[str, tuple[int, int]]:
         """key -> tokens that it used in the day and in the month of `at_ms`, in and out together."""
+        return {key: tokens for (key,), tokens in self._used(usage, at_ms).items()}
+
+    def used_of_models(self, at_ms: int) -> dict[tuple[str, str], tuple[int, int]]:
+        """(key, model) -> the same, of models whose days are counted apart."""
+        return {(key, model): tokens for (key, model), tokens in self._used(model_usage, at_ms).items()}
+
+    def _used(self, table: Table, at_ms: int) -> dict[tuple[str, ...], tuple[int, int]]:
         day = civil_day(at_ms // DAY_MS)
-        today = (usage.c.period == "day") & (usage.c.start == day)
-        month = (usage.c.period == "month") & (usage.c.start == day // 100)
-        tokens = usage.c.input_tokens + usage.c.output_tokens
+        today = (table.c.period == "day") & (table.c.start == day)
+        month = (table.c.period == "month") & (table.c.start == day // 100)
+        tokens = table.c.input_tokens + table.c.output_tokens
         columns = (func.sum(case((which, tokens), else_=0)) for which in (today, month))
-        wanted = select(usage.c.key_id, *columns).where(or_(today, month)).group_by(usage.c.key_id)
+        names = [column for column in table.primary_key.columns if column.name not in {"period", "start"}]
+        wanted = select(*names, *columns).where(or_(today, month)).group_by(*names)
         with self.database.read() as connection:
-            return {key: (int(of_day), int(of_month)) for key, of_day, of_month in connection.execute(wanted)}
+            return {tuple(row[:-2]): (int(row[-2]), int(row[-1])) for row in connection.execute(wanted)}
 
 
 class _Grow:
     """The statement that adds to a row of use, or makes it, compiled once: SQLAlchemy's own way of binding thousands of
     rows costs more than the store takes to write them."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        statement = insert_or(dialect.name, usage)
-        grown = {name: usage.c[name] + statement.excluded[name] for name in _ROW[3:]}
-        upsert = statement.on_conflict_do_update(index_elements=[usage.c[name] for name in _ROW[:3]], set_=grown)
-        compiled = upsert.compile(dialect=dialect, column_keys=list(_ROW))
+    def __init__(self, dialect: Dialect, table: Table) -> None:
+        self._row = [column.name for column in table.columns]
+        statement = insert_or(dialect.name, table)
+        grown = {name: table.c[name] + statement.excluded[name] for name in _COUNTS}
+        upsert = statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=grown)
+        compiled = upsert.compile(dialect=dialect, column_keys=self._row)
         self.text = str(compiled)
         self._named = compiled.positiontup is None  # as the driver wants them
-        assert self._named or compiled.positiontup == list(_ROW), "posting: a row has another order than the table"
+        assert self._named or compiled.positiontup == self._row, "posting: a row has another order than the table"
 
-    def parameters(self, rows: list[_UsageRow]) -> list[Any]:
+    def parameters(self, rows: list[tuple[Any, ...]]) -> list[Any]:
         """Rows as the driver wants them."""
-        return [dict(zip(_ROW, row, strict=True)) for row in rows] if self._named else rows
+        return [dict(zip(self._row, row, strict=True)) for row in rows] if self._named else rows
 
 
 @cache
-def _grow_usage(dialect: Dialect) -> _Grow:
-    return _Grow(dialect)
+def _grow(dialect: Dialect, table: Table) -> _Grow:
+    return _Grow(dialect, table)
 
 
-def _usage_rows(tally: Tally) -> list[_UsageRow]:
+def _usage_rows(uses: Mapping[tuple[Any, ...], Use]) -> list[tuple[Any, ...]]:
     """What is added to the use of each day and month, in the order of the keys: gateways lock rows in one order."""
-    found: dict[tuple[str, str, int], Use] = {}
-    for (key, days), use in tally.uses.items():
+    found: dict[tuple[Any, ...], Use] = {}
+    for (*names, days), use in uses.items():
         day = civil_day(days)
-        for place in ((key, "day", day), (key, "month", day // 100)):
+        for place in ((*names, "day", day), (*names, "month", day // 100)):
             total = found.get(place)
             if total is None:
                 total = found[place] = Use()
-            total.requests += use.requests
-            total.input_tokens += use.input_tokens
-            total.output_tokens += use.output_tokens
+            total.add(use.requests, use.input_tokens, use.output_tokens)
     return [
         (*place, use.requests, use.input_tokens, use.output_tokens) for place, use in sorted(found.items(), key=_place)
     ]

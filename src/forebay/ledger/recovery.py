@@ -10,6 +10,9 @@ from forebay.ledger.posting import Posting, Tally
 
 log = logging.getLogger(__name__)
 
+_Streams = dict[int, tuple[int, str, int, int, str]]
+"""By number: what was metered of streams that had not ended, and when."""
+
 
 def recover(journal: Journal, posting: Posting) -> int:
     """Post what is left in the journal's folder. Returns how many settlements that were.
@@ -43,21 +46,21 @@ def recover(journal: Journal, posting: Posting) -> int:
 def _unposted(left: Leftover, posted: int) -> tuple[int, Tally]:
     """The number of the last frame, and what the store does not have yet."""
     last, tally = posted, Tally()
-    open_streams: dict[int, tuple[int, str, int, int]] = {}
+    open_streams: _Streams = {}
     for frame in left.frames():
         last = frame.number
         _read(frame, frame.number > posted, tally, open_streams)
-    for at_ms, key, tokens_in, tokens_out in open_streams.values():
-        tally.add(key, at_ms, tokens_in, tokens_out, prepaid=True)
+    for at_ms, key, tokens_in, tokens_out, model in open_streams.values():
+        tally.add(key, at_ms, tokens_in, tokens_out, True, model)
     return last, tally
 
 
-def _read(frame: Frame, new: bool, tally: Tally, open_streams: dict[int, tuple[int, str, int, int]]) -> None:
-    for kind, key, number, tokens_in, tokens_out in frame.records:
+def _read(frame: Frame, new: bool, tally: Tally, open_streams: _Streams) -> None:
+    for kind, key, number, tokens_in, tokens_out, model in frame.records:
         if kind == METERED:
-            open_streams[number] = (frame.at_ms, key, tokens_in, tokens_out)
-    for kind, key, number, tokens_in, tokens_out in frame.records:
+            open_streams[number] = (frame.at_ms, key, tokens_in, tokens_out, model)
+    for kind, key, number, tokens_in, tokens_out, model in frame.records:
         if kind != METERED:
             open_streams.pop(number, None)
             if new:
-                tally.add(key, frame.at_ms, tokens_in, tokens_out, prepaid=kind == PREPAID)
+                tally.add(key, frame.at_ms, tokens_in, tokens_out, kind == PREPAID, model)

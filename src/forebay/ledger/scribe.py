@@ -104,7 +104,8 @@ class Scribe:
             generated = metered[number] = lease.generated
             if generated and generated != self._metered.get(number):
                 ticket = lease.ticket
-                records.append((METERED, ticket.request.key, number, ticket.demand.input_tokens, generated))
+                tokens_in = ticket.demand.input_tokens
+                records.append((METERED, ticket.request.key, number, tokens_in, generated, ticket.path.model))
         self._metered = metered
         return records
 

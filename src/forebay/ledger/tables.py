@@ -22,7 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0002"
+HEAD = "0003"
 """Newest migration; a test holds it to the scripts."""
 
 Whole = BigInteger().with_variant(Integer, "sqlite")
@@ -123,6 +123,19 @@ usage = Table(
     Column("key_id", String(64), primary_key=True),
     Column("period", String(8), primary_key=True),  # day | month
     Column("start", Integer, primary_key=True),  # 20261130, 202611
+    Column("requests", Whole, nullable=False),
+    Column("input_tokens", Whole, nullable=False),
+    Column("output_tokens", Whole, nullable=False),
+    Index(None, "period", "start"),
+)
+
+model_usage = Table(
+    "model_usage",  # what of that was of one model; only where a quota counts the days of that model apart
+    metadata,
+    Column("key_id", String(64), primary_key=True),
+    Column("model", String(512), primary_key=True),
+    Column("period", String(8), primary_key=True),
+    Column("start", Integer, primary_key=True),
     Column("requests", Whole, nullable=False),
     Column("input_tokens", Whole, nullable=False),
     Column("output_tokens", Whole, nullable=False),

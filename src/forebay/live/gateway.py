@@ -83,7 +83,8 @@ class Gateway:
         self.pipeline.quota.remove_key(key)
 
     def restore_usage(self, key: str, day_tokens: int, month_tokens: int, model: str = "") -> None:
-        """Count what a key used of the running day and month before this process began."""
+        """Count what a key used of the running day and month before this process began; `model`: what of that was of
+        this model, for the limits of the model alone."""
         self.pipeline.quota.restore_usage(key, day_tokens, month_tokens, self.clock(), model)
 
     def lease_credit(self, key: str, tokens: int, *, last: bool = False) -> None:

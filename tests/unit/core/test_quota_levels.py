@@ -128,6 +128,39 @@ def test_what_was_used_before_the_start_counts_at_every_level(bench: Any, refusa
     assert refusals(b.offer("a", tokens=31))[0].unit == "tokens/month", "the day is new, the month is not"
 
 
+def test_what_was_used_of_a_model_counts_in_the_limits_of_that_model(bench: Any, refusals: Any) -> None:
+    """The totals are restored first; what of them was of one model touches that model's own limits alone."""
+    limits = KeyLimits(tokens_per_day=1_000, models={"big": KeyLimits(tokens_per_day=100)})
+    everybody = KeyLimits(tokens_per_day=5_000, models={"big": KeyLimits(tokens_per_month=400)})
+    b = bench(POOL, keys={"a": KeyTerms(limits, ("all",))}, groups={"all": everybody})
+    b.pipeline.quota.set_wall(20_000 * DAY)
+    b.pipeline.quota.restore_usage("a", 300, 900, 0)
+    b.pipeline.quota.restore_usage("a", 60, 350, 0, "big")
+    b.pipeline.quota.restore_usage("a", 60, 350, 0, "no longer limited")
+    assert used(b) == {"a": 300, "all keys together": 300, "all keys together for model big": 350}
+    (own,) = refusals(b.offer("a", tokens=41, model="big"))
+    assert (own.level, own.actual, own.limit) == ("this key for model big", 101, 100)
+    b.offer("a", tokens=40, model="big")
+    b.offer("a", tokens=500, model="small")
+    assert used(b) == {"a": 840, "all keys together": 840, "all keys together for model big": 390}
+
+
+def test_what_was_used_yesterday_does_not_count_for_a_key_that_first_calls_today(bench: Any, refusals: Any) -> None:
+    b = bench(POOL, keys={"a": KeyTerms(KeyLimits(tokens_per_day=100, tokens_per_month=1_000))})
+    b.pipeline.quota.set_wall(20_000 * DAY)
+    b.pipeline.quota.restore_usage("a", 100, 930, 0)
+    b.pipeline.quota.set_wall(20_001 * DAY)
+    assert refusals(b.offer("a", tokens=71))[0].unit == "tokens/month"
+    b.offer("a", tokens=70)
+    assert used(b) == {"a": 1_000}
+    b.pipeline.quota.set_key("gone", KeyTerms(KeyLimits(tokens_per_day=10)), 0)
+    b.pipeline.quota.restore_usage("gone", 10, 10, 0)
+    b.pipeline.quota.remove_key("gone")
+    b.pipeline.quota.set_key("gone", KeyTerms(KeyLimits(tokens_per_day=10)), 0)
+    b.offer("gone", tokens=10)
+    assert used(b)["gone"] == 10, "another of the same name begins anew"
+
+
 def test_usage_is_charged_for_what_came_and_nothing_for_a_failure_before_it(bench: Any, leases: Any) -> None:
     b = bench(POOL, keys={"a": OPS}, groups=GROUPS)
     one, two, three = (leases(b.offer("a", tokens=100, generates=True, max_output_tokens=50))[0] for _ in range(3))
@@ -243,7 +276,7 @@ def test_no_budget_is_made_for_a_key_whose_days_nobody_counts() -> None:
                   {"team:t": KeyLimits(tokens_per_day=100)})  # fmt: skip
     for key in ("plain", "nobody"):
         quota.restore_usage(key, 10, 10, 0)
-    assert quota.budgets == {}
     quota.restore_usage("member", 30, 30, 0)
+    assert quota.budgets == {}
     (row,) = quota.budget("member").path.headers(0)
     assert row[:3] == ("tokens", 100, 70)

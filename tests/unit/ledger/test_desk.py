@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -35,9 +36,9 @@ PREPAID = KeyTerms(KeyLimits(), prepaid=True)
 class Call:
     """One request: the pipeline's owner and the desk's waiter."""
 
-    def __init__(self, rig: Rig, key: str, tokens: int, *, stream: bool = False) -> None:
+    def __init__(self, rig: Rig, key: str, tokens: int, **more: Any) -> None:
         self.rig = rig
-        self.request = Request(key, owner=self, counted_tokens=tokens, max_output_tokens=tokens, stream=stream)
+        self.request = Request(key, owner=self, counted_tokens=tokens, max_output_tokens=tokens, **more)
         self.waits_for_credit = False
         self.lease: Lease | None = None
         self.refusal: Refusal | None = None
@@ -91,13 +92,13 @@ class Rig:
         if tokens:
             Credits(self.store).top_up(key, tokens, idempotency=uuid4().hex, actor="test")
 
-    def call(self, key: str, tokens: int, *, stream: bool = False) -> Call:
-        call = Call(self, key, tokens, stream=stream)
+    def call(self, key: str, tokens: int, **more: Any) -> Call:
+        call = Call(self, key, tokens, **more)
         call.offer()
         return call
 
-    async def served(self, key: str, tokens: int, *, stream: bool = False) -> Call:
-        call = self.call(key, tokens, stream=stream)
+    async def served(self, key: str, tokens: int, **more: Any) -> Call:
+        call = self.call(key, tokens, **more)
         await until(lambda: call.lease is not None)
         return call
 
@@ -161,6 +162,27 @@ async def test_use_of_other_keys_is_counted_and_costs_no_credit(store: Database,
         rig.call("k", 5)  # still under way at the end: nothing is known of it
     assert has(store, "k") == (0, 0, 0, 0)
     assert rig.desk.used() == {"k": (21, 21)}
+
+
+async def test_use_of_a_model_is_kept_apart_where_its_days_count(store: Database, config: DeskConfig) -> None:
+    """Also that of a stream which was open when the process died."""
+    of_days = KeyLimits(models={"big": KeyLimits(tokens_per_day=1000), "small": KeyLimits(tokens_per_minute=1000)})
+    rig = Rig(store, config)
+    rig.prepaid("k", 1000)
+    rig.gateway.set_key("k", KeyTerms(of_days, prepaid=True))
+    rig.gateway.set_key("plain", KeyTerms(KeyLimits()))
+    for model, tokens in (("big", 30), ("small", 40), ("big", 5)):
+        (await rig.served("k", 5, model=model)).finish(tokens)
+        (await rig.served("plain", 5, model=model)).finish(tokens)
+    stream = await rig.served("k", 20, stream=True, model="big")
+    assert stream.lease is not None
+    stream.lease.generated = 9
+    await until(lambda: _metered(config) == 9)
+    rig.kill()
+    async with running(store, config) as again:
+        assert again.desk.used() == {"k": (104, 104), "plain": (75, 75)}
+        assert again.desk.used_of_models() == {("k", "big"): (64, 64)}
+    assert has(store, "k") == (896, 0, 104, 0)
 
 
 async def test_a_key_without_credit_is_refused_by_the_pipeline_with_its_figures(

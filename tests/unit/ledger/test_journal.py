@@ -7,6 +7,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -27,7 +28,9 @@ def left(journal: Journal) -> tuple[str, list[Frame], list[str]]:
 
 tokens = st.integers(0, 1 << 53)
 records = st.lists(
-    st.tuples(st.sampled_from([0, 1, 2]), st.text(max_size=20), tokens, tokens, tokens), min_size=1, max_size=5
+    st.tuples(st.sampled_from([0, 1, 2]), st.text(max_size=20), tokens, tokens, tokens, st.text(max_size=9)),
+    min_size=1,
+    max_size=5,
 )
 written = st.lists(records, max_size=6)
 
@@ -37,7 +40,7 @@ def frames(parts: list[list[Record]]) -> list[Frame]:
 
 
 def record(number: int, key: str = "k") -> Record:
-    return (PREPAID, key, number, 10, number)
+    return (PREPAID, key, number, 10, number, "")
 
 
 @settings(max_examples=60)
@@ -66,6 +69,12 @@ def test_no_changed_byte_is_believed(parts: list[list[Record]], data: st.DataObj
 @given(st.binary(max_size=200))
 def test_noise_is_no_frame(noise: bytes) -> None:
     assert list(read_frames(noise)) == []
+
+
+def test_a_frame_of_an_earlier_version_names_no_model() -> None:
+    old: list[Any] = [(PREPAID, "k", 1, 10, 5), (METERED, "l", 2, 7, 3)]
+    text = frame_bytes(Frame(1, 1_000, old)) + frame_bytes(Frame(2, 1_001, [record(3)]))
+    assert [frame.records for frame, _ in read_frames(text)] == [[(*one, "") for one in old], [record(3)]]
 
 
 @pytest.fixture
@@ -115,11 +124,11 @@ def test_segments_follow_each_other_and_go_when_they_are_posted(journal: Journal
 
 
 def test_a_segment_goes_only_when_the_next_one_says_what_is_under_way(journal: Journal) -> None:
-    journal.append([(METERED, "k", 1, 10, 5)], 1)
+    journal.append([(METERED, "k", 1, 10, 5, "")], 1)
     journal.turn()
     journal.posted(1)
     assert len(list(journal.folder.glob("*.journal"))) == 2
-    journal.append([(METERED, "k", 1, 10, 6)], 2)
+    journal.append([(METERED, "k", 1, 10, 6, "")], 2)
     journal.posted(1)
     assert len(list(journal.folder.glob("*.journal"))) == 1
 

@@ -11,10 +11,13 @@ from forebay.core.quota.calendar import Wall
 from forebay.core.quota.credits import CreditLine
 from forebay.core.quota.level import Holder, Level
 from forebay.core.quota.path import Path
-from forebay.core.quota.terms import DAY, MONTH, KeyLimits, KeyTerms
+from forebay.core.quota.terms import KeyLimits, KeyTerms
 
 KEY_LEVEL = "this key"
 UNKNOWN = KeyTerms()
+
+_Before = tuple[str, int, int, int]
+"""Model or '', the tokens of it that were used in a day and in a month, and the wall time that says which, in ns."""
 
 
 class KeyBudget:
@@ -45,8 +48,9 @@ class KeyBudget:
                 levels.append(holder.level)
                 if holder.models is not None and name in holder.models:
                     levels.append(holder.models[name])
+            counted = any(h.models[name].counts_days for h in holders if h.models is not None and name in h.models)
             self.models = self.models or {}
-            self.models[name] = Path(tuple(levels), credit)
+            self.models[name] = Path(tuple(levels), credit, name if counted else "")
 
     def path_for(self, model: str) -> Path:
         """The limits that a request for this model meets."""
@@ -74,6 +78,7 @@ class Quota:
         self._configured = keys
         self._set: dict[str, KeyTerms] = {}  # those of a store, which a reload leaves alone
         self._removed: list[KeyBudget] = []  # of keys that are gone, until their requests have ended
+        self._before: dict[str, tuple[_Before, ...]] = {}  # of keys that have not called yet
         self._groups = {name: Holder(_spelt(name), limits, self.wall, 0) for name, limits in groups.items()}
         self._unknown = KeyBudget(UNKNOWN, {}, self.wall, 0)
 
@@ -89,6 +94,8 @@ class Quota:
             if terms is None:
                 return self._unknown
             budget = self.budgets[key] = KeyBudget(terms, self._groups, self.wall, 0)
+            for before in self._before.pop(key, ()):
+                self._restore(budget.holder, before)
         return budget
 
     def all(self) -> Iterator[tuple[str, KeyBudget]]:
@@ -128,6 +135,7 @@ class Quota:
     def remove_key(self, key: str) -> None:
         """Forget a key that was set: its open requests end as they would have. Take its credit back first."""
         self._set.pop(key, None)
+        self._before.pop(key, None)
         if key not in self._configured:
             self._forget(key)
 
@@ -138,19 +146,24 @@ class Quota:
     def restore_usage(self, key: str, day_tokens: int, month_tokens: int, now: Instant, model: str = "") -> None:
         """Count what a key used of the running day and month before this process began, once, after `set_wall`.
 
-        It counts for its groups too. `model`: what it used of a model that has limits of its own.
+        It counts for its groups too. `model`: what of that was of this model, for the limits of the model alone.
         """
         terms = self.terms(key)
-        if terms is not None and (model or self._counts_days(terms)):  # else there is nothing to make a budget for
-            self.budget(key).path_for(model).restore(day_tokens, month_tokens, now)
+        if terms is None:
+            return
+        before = (model, day_tokens, month_tokens, now + self.wall.offset_ns)
+        for name in terms.groups:
+            if name in self._groups:
+                self._restore(self._groups[name], before)
+        if (budget := self.budgets.get(key)) is not None:
+            self._restore(budget.holder, before)
+        elif terms.limits.counts_days:  # its budget is made when it calls: there may be a hundred thousand keys
+            self._before[key] = (*self._before.get(key, ()), before)
 
-    def _counts_days(self, terms: KeyTerms) -> bool:
-        """Has the key, or a group of it, a quota of a day or a month?"""
-        limits = terms.limits
-        if limits.tokens_per_day is not None or limits.tokens_per_month is not None:
-            return True
-        levels = (self._groups[name].level for name in terms.groups if name in self._groups)
-        return any(meter.window_ns in (DAY, MONTH) for level in levels for meter in level.meters)
+    def _restore(self, holder: Holder, before: _Before) -> None:
+        model, day_tokens, month_tokens, wall_ns = before
+        if (level := holder.of(model)) is not None:
+            level.restore(day_tokens, month_tokens, wall_ns - self.wall.offset_ns)
 
     def lease_credit(self, key: str, tokens: int, *, last: bool = False) -> None:
         """Give a prepaid key so many tokens more to spend here; `last`: its account has no more.

@@ -37,6 +37,17 @@ class Level:
             meters.append(meter)
         self.meters = tuple(meters)
 
+    @property
+    def counts_days(self) -> bool:
+        """Has it a quota of a day or a month?"""
+        return any(isinstance(meter, CalendarQuota) for meter in self.meters)
+
+    def restore(self, day_tokens: int, month_tokens: int, at: Instant) -> None:
+        """Count what was used of the day and month of `at` before this process began."""
+        for meter in self.meters:
+            if isinstance(meter, CalendarQuota):
+                meter.charge(day_tokens if meter.window_ns == DAY else month_tokens, at)
+
 
 class Holder:
     """A key or a group of keys: its level for any model, and those for single models."""
@@ -52,6 +63,12 @@ class Holder:
         """Take other limits; see Level."""
         self.level.relimit(limits, wall, now)
         self._relimit_models(limits, wall, now)
+
+    def of(self, model: str) -> Level | None:
+        """The level of a model alone, if it has limits here; that for any model has the name ''."""
+        if not model:
+            return self.level
+        return None if self.models is None else self.models.get(model)
 
     def _relimit_models(self, limits: KeyLimits, wall: Wall, now: Instant) -> None:
         before, self.models = self.models or {}, None

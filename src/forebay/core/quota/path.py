@@ -48,11 +48,12 @@ class Path:
 
     __slots__ = (
         "_buckets", "_bursts", "_meters", "_places", "_quotas", "_rates", "_requests", "_tokens", "credit", "levels",
-        "limited", "metered", "refusing",
+        "limited", "metered", "model", "refusing",
     )  # fmt: skip
 
-    def __init__(self, levels: tuple[Level, ...], credit: CreditLine | None) -> None:
+    def __init__(self, levels: tuple[Level, ...], credit: CreditLine | None, model: str = "") -> None:
         self.levels = levels  # the key's own first
+        self.model = model  # whose days are counted apart; "": no model's
         self.credit = credit
         self._places = tuple(level for level in levels if level.concurrency is not None)
         meters = [meter for level in levels for meter in level.meters]
@@ -202,11 +203,6 @@ class Path:
                 quota.settle(prices[TOKENS], charged, now)
             if self.credit is not None:
                 self.credit.capture(tokens_in + tokens_out, used_in + used_out)
-
-    def restore(self, day_tokens: int, month_tokens: int, now: Instant) -> None:
-        """Count tokens that were used of the running day and month before this process began."""
-        for quota in self._quotas:
-            quota.charge(day_tokens if quota.window_ns == DAY else month_tokens, now)
 
     # ---- what is left ----------------------------------------------------------------------------------------
 

@@ -44,6 +44,12 @@ class KeyLimits:
     models: Mapping[str, KeyLimits] = field(default_factory=lambda: _NO_MODELS)  # further limits of one model each
 
     @property
+    def counts_days(self) -> bool:
+        """Is there a quota of a day or a month, of any model or of one?"""
+        own = self.tokens_per_day is not None or self.tokens_per_month is not None
+        return own or any(of_model.counts_days for of_model in self.models.values())
+
+    @property
     def limited(self) -> bool:
         """Does it limit anything?"""
         return self.concurrency is not None or bool(self.models) or any(True for _ in windows(self))
