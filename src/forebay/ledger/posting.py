@@ -6,7 +6,7 @@ lost is recognised when it is posted again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, lru_cache
@@ -123,13 +123,14 @@ class Posting:
 
     def used(self, at_ms: int) -> dict[str, tuple[int, int]]:
         """key -> tokens that it used in the day and in the month of `at_ms`, in and out together."""
-        return {key: tokens for (key,), tokens in self._used(usage, at_ms).items()}
+        return {key: (int(of_day), int(of_month)) for key, of_day, of_month in self._used(usage, at_ms)}
 
     def used_of_models(self, at_ms: int) -> dict[tuple[str, str], tuple[int, int]]:
         """(key, model) -> the same, of models whose days are counted apart."""
-        return {(key, model): tokens for (key, model), tokens in self._used(model_usage, at_ms).items()}
+        found = self._used(model_usage, at_ms)
+        return {(key, model): (int(of_day), int(of_month)) for key, model, of_day, of_month in found}
 
-    def _used(self, table: Table, at_ms: int) -> dict[tuple[str, ...], tuple[int, int]]:
+    def _used(self, table: Table, at_ms: int) -> Sequence[Any]:
         day = civil_day(at_ms // DAY_MS)
         today = (table.c.period == "day") & (table.c.start == day)
         month = (table.c.period == "month") & (table.c.start == day // 100)
@@ -138,7 +139,7 @@ class Posting:
         names = [column for column in table.primary_key.columns if column.name not in {"period", "start"}]
         wanted = select(*names, *columns).where(or_(today, month)).group_by(*names)
         with self.database.read() as connection:
-            return {tuple(row[:-2]): (int(row[-2]), int(row[-1])) for row in connection.execute(wanted)}
+            return connection.execute(wanted).all()
 
 
 class _Grow:
