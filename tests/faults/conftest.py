@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from .rig import FakeBackend, GatewayProcess
-
-StartGateway = Callable[..., GatewayProcess]
+from .rig.backend import FakeBackend
+from .rig.gateway import StartGateway, started
 
 
 @pytest.fixture
 def backend() -> Iterator[FakeBackend]:
-    fake = FakeBackend()
-    yield fake
-    fake.close()
+    with closing(FakeBackend()) as fake:
+        yield fake
 
 
 @pytest.fixture
 def other_backend() -> Iterator[FakeBackend]:
-    fake = FakeBackend()
-    yield fake
-    fake.close()
+    with closing(FakeBackend()) as fake:
+        yield fake
 
 
 @pytest.fixture(scope="module")
 def shared_backend() -> Iterator[FakeBackend]:
     """The backend of a module's shared gateway; `fresh_backend` gives it to one test at a time."""
-    fake = FakeBackend()
-    yield fake
-    fake.close()
+    with closing(FakeBackend()) as fake:
+        yield fake
 
 
 @pytest.fixture
@@ -44,18 +40,5 @@ def fresh_backend(shared_backend: FakeBackend) -> FakeBackend:
 
 @pytest.fixture
 def start_gateway(tmp_path: Path) -> Iterator[StartGateway]:
-    """Start gateways from configs; at the end each must stop with status 0 and without a traceback."""
-    started: list[GatewayProcess] = []
-
-    def start(config: Mapping[str, Any], *, ready: bool = True, **how: Any) -> GatewayProcess:
-        gateway = GatewayProcess(config, tmp_path / f"gateway-{len(started)}", ready=ready, **how)
-        started.append(gateway)
-        return gateway
-
-    yield start
-    try:
-        for gateway in started:
-            gateway.stop()
-    finally:
-        for gateway in started:
-            gateway.kill()
+    with started(tmp_path) as start:
+        yield start

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .rig import Answer, FakeBackend, GatewayProcess, RawClient, ask, chat, config_for, eventually, marker, scripts
-from .rig.client import wire
+from .rig import scripts
+from .rig.backend import FakeBackend
+from .rig.client import Answer, RawClient, ask, chat, marker, wire
+from .rig.gateway import GatewayProcess, config_for
+from .rig.waiting import eventually
 
 OWN_LIMIT = {"key_requests", "key_tokens", "key_concurrency"}
 SHARED = {"queue_full", "queue_wait", "expired", "warming", "no_engine", "draining"}

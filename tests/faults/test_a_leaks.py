@@ -15,27 +15,12 @@ from typing import Any
 
 import pytest
 
-from .conftest import StartGateway
-from .rig import (
-    Answer,
-    EndedShortError,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    Script,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    in_parallel,
-    key,
-    marker,
-    scripts,
-    serving,
-)
-from .rig.client import wire
-from .rig.gateway import wait_until
+from .rig import scripts
+from .rig.backend import FakeBackend, Script
+from .rig.client import Answer, EndedShortError, RawClient, ask, chat, marker, wire
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, serving, wait_until
 from .rig.scripts import Do
+from .rig.waiting import eventually, in_parallel
 
 PATIENT: dict[str, Any] = {"mode": "hybrid", "wait_budget_ms": 30_000}  # whoever fits in the queue waits for a slot
 

@@ -15,26 +15,13 @@ from typing import Any
 import openai
 import pytest
 
-from .conftest import StartGateway
-from .rig import (
-    Answer,
-    Crowd,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    Script,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    key,
-    marker,
-    scripts,
-    serving,
-)
-from .rig.client import wire
-from .rig.gateway import wait_until
+from .rig import scripts
+from .rig.backend import FakeBackend, Script
+from .rig.client import Answer, RawClient, ask, chat, marker, wire
+from .rig.crowd import Crowd
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, serving, wait_until
 from .rig.scripts import DONE, Do
+from .rig.waiting import eventually
 
 MONTH = 1_000_000
 BURSTS, FLOODS = 50, 20

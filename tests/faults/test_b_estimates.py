@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from .conftest import StartGateway
-from .rig import Answer, FakeBackend, GatewayProcess, Script, ask, chat, config_for, key, marker, scripts
+from .rig import scripts
+from .rig.backend import FakeBackend, Script
 from .rig.checks import untouched
+from .rig.client import Answer, ask, chat, marker
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, serving
 
 A_DAY = 10_000_000  # tokens; nothing of them comes back before midnight
 FRESH = (f"fresh{number}" for number in count())  # keys that nobody used before
@@ -32,12 +34,8 @@ def gateway(shared_backend: FakeBackend, tmp_path_factory: pytest.TempPathFactor
         *(key(f"fresh{number}", tokens_per_day=A_DAY) for number in range(200)),
     ]
     config = config_for(shared_backend, keys=keys, engine={"models": ["*"]}, server={"max_body_bytes": 16_000_000})
-    process = GatewayProcess(config, tmp_path_factory.mktemp("gateway"))
-    yield process
-    try:
-        process.stop()
-    finally:
-        process.kill()
+    with serving(config, tmp_path_factory.mktemp("gateway")) as process:
+        yield process
 
 
 def asking(**fields: Any) -> dict[str, Any]:

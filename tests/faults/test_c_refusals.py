@@ -17,24 +17,12 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from .conftest import StartGateway
 from .refusals import ENGINE, FINAL, OWN_LIMIT, SHARED, STATUS, Collected, collect
-from .rig import (
-    Answer,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    in_parallel,
-    key,
-    marker,
-    scripts,
-    serving,
-)
-from .rig.gateway import wait_until
+from .rig import scripts
+from .rig.backend import FakeBackend
+from .rig.client import Answer, RawClient, ask, chat, marker
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, serving, wait_until
+from .rig.waiting import eventually, in_parallel
 
 REFUSALS = [(reason, stream) for reason in STATUS for stream in (False, True)]
 IDS = [f"{reason}{'-stream' if stream else ''}" for reason, stream in REFUSALS]

@@ -21,11 +21,13 @@ from forebay.sim.records import COMPLETED
 from forebay.sim.scenario import ClientSpec, FaultSpec
 
 from . import worlds
-from .conftest import StartGateway
-from .rig import Crowd, FakeBackend, GatewayProcess, ask, chat, config_for, eventually, in_parallel, key, scripts
+from .rig import scripts
+from .rig.backend import FakeBackend
 from .rig.checks import head_of
-from .rig.client import wire
-from .rig.gateway import to_toml
+from .rig.client import ask, chat, wire
+from .rig.crowd import Crowd
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, to_toml
+from .rig.waiting import eventually, in_parallel
 
 MEGABYTE = 1024 * 1024
 PATIENT: dict[str, Any] = {"mode": "hybrid", "wait_budget_ms": 30_000}

@@ -14,23 +14,12 @@ from typing import Any
 
 import pytest
 
-from .conftest import StartGateway
-from .rig import (
-    Call,
-    Crowd,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    in_parallel,
-    key,
-    marker,
-    scripts,
-)
-from .rig.client import wire
+from .rig import scripts
+from .rig.backend import Call, FakeBackend
+from .rig.client import RawClient, ask, chat, marker, wire
+from .rig.crowd import Crowd
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key
+from .rig.waiting import eventually, in_parallel
 
 PATIENT: dict[str, Any] = {"mode": "hybrid", "wait_budget_ms": 30_000}  # whoever fits in the queue waits for a slot
 AT_ONCE_S = 0.05

@@ -6,10 +6,12 @@ import http.client
 import json
 from typing import Any
 
-from .conftest import StartGateway
-from .rig import Crowd, FakeBackend, GatewayProcess, ask, chat, config_for, eventually, scripts
-from .rig.client import wire
-from .rig.gateway import to_toml
+from .rig import scripts
+from .rig.backend import FakeBackend
+from .rig.client import ask, chat, wire
+from .rig.crowd import Crowd
+from .rig.gateway import GatewayProcess, StartGateway, config_for, to_toml
+from .rig.waiting import eventually
 
 
 def post(gateway: GatewayProcess, path: str) -> tuple[int, dict[str, Any]]:

@@ -8,10 +8,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from .conftest import StartGateway
-from .rig import Call, Crowd, FakeBackend, GatewayProcess, Script, chat, config_for, eventually, scripts
-from .rig.client import wire
+from .rig import scripts
+from .rig.backend import Call, FakeBackend, Script
+from .rig.client import chat, wire
+from .rig.crowd import Crowd
+from .rig.gateway import GatewayProcess, StartGateway, config_for
 from .rig.scripts import Do
+from .rig.waiting import eventually
 
 GUARDED = {"kind": "guarded", "limit": 4, "least": 2, "most": 64}
 BRISK_S, SLUGGISH_S = 0.005, 0.12

@@ -13,26 +13,13 @@ from typing import Any
 
 import pytest
 
-from .conftest import StartGateway
-from .rig import (
-    Answer,
-    Call,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    Script,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    in_parallel,
-    key,
-    marker,
-    scripts,
-    serving,
-)
-from .rig.gateway import wait_until
+from .rig import scripts
+from .rig.backend import Call, FakeBackend, Script
+from .rig.checks import charged
+from .rig.client import Answer, RawClient, ask, chat, marker
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, serving, wait_until
 from .rig.scripts import DONE, LAST_CHUNK, Do, chunk
+from .rig.waiting import eventually, in_parallel
 
 WITH_USAGE = {"stream_options": {"include_usage": True}}
 
@@ -101,16 +88,6 @@ def test_g02_line_ends_may_be_mixed(fresh_backend: FakeBackend, shared_gateway: 
 
 
 USED_300 = {"prompt_tokens": 100, "completion_tokens": 200, "total_tokens": 300}
-
-
-def charged(gateway: GatewayProcess, backend: FakeBackend) -> int:
-    """Tokens that key a was charged beyond key b, which did nothing; both have 600 a minute."""
-    backend.script = scripts.ordinary
-    left = [
-        int(ask(gateway.port, chat(max_tokens=10), key=k).header("x-ratelimit-remaining-tokens") or 0)
-        for k in ("sk-a", "sk-b")
-    ]
-    return left[1] - left[0]
 
 
 @pytest.fixture

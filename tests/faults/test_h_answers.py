@@ -9,42 +9,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from .conftest import StartGateway
-from .rig import (
-    Call,
-    EndedShortError,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    key,
-    marker,
-    scripts,
-)
-from .rig.backend import early
-from .rig.gateway import wait_until
+from .rig import scripts
+from .rig.backend import Call, FakeBackend, early
+from .rig.checks import charged
+from .rig.client import EndedShortError, RawClient, ask, chat, marker
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, serving, wait_until
 from .rig.scripts import DONE, LAST_CHUNK, Do, chunk
-
-
-@pytest.fixture(scope="module")
-def shared_backend() -> Iterator[FakeBackend]:
-    fake = FakeBackend()
-    yield fake
-    fake.close()
+from .rig.waiting import eventually
 
 
 @pytest.fixture(scope="module")
 def gateway(shared_backend: FakeBackend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """One gateway for the cases that leave nothing behind."""
-    process = GatewayProcess(config_for(shared_backend), tmp_path_factory.mktemp("gateway"))
-    yield process
-    try:
-        process.stop()
-    finally:
-        process.kill()
+    with serving(config_for(shared_backend), tmp_path_factory.mktemp("gateway")) as process:
+        yield process
 
 
 @pytest.fixture(autouse=True)
@@ -154,16 +132,6 @@ def test_h11_interim_answers_are_not_the_answer(shared_backend: FakeBackend, gat
     shared_backend.script = scripts.steps(early, 0.05, scripts.answer(200, scripts.completion()))
     for _ in range(2):
         assert ask(gateway.port).json() == scripts.completion()
-
-
-def charged(gateway: GatewayProcess, backend: FakeBackend) -> int:
-    """Tokens that key a is charged beyond key b, which did nothing."""
-    backend.script = scripts.ordinary
-    left = [
-        int(ask(gateway.port, chat(max_tokens=10), key=k).header("x-ratelimit-remaining-tokens") or 0)
-        for k in ("sk-a", "sk-b")
-    ]
-    return left[1] - left[0]
 
 
 WITHIN_200: dict[str, tuple[list[scripts.Step], bytes]] = {

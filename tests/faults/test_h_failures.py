@@ -11,25 +11,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from .conftest import StartGateway
-from .rig import (
-    Answer,
-    Call,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    in_parallel,
-    key,
-    marker,
-    scripts,
-)
-from .rig.client import EndedShortError
-from .rig.gateway import wait_until
+from .rig import scripts
+from .rig.backend import Call, FakeBackend
+from .rig.client import Answer, EndedShortError, RawClient, ask, chat, marker
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, wait_until
 from .rig.scripts import DONE, LAST_CHUNK, Do, chunk
+from .rig.waiting import eventually, in_parallel
 
 UNDER_5_S = 6.0  # longer than the time-out that HTTP libraries come with
 

@@ -13,33 +13,16 @@ from typing import Any
 
 import pytest
 
-from .conftest import StartGateway
-from .rig import (
-    Answer,
-    Call,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    key,
-    marker,
-    scripts,
-)
+from .rig import scripts
+from .rig.backend import Call, FakeBackend
 from .rig.checks import exchange, head_of, still_serves, untouched
+from .rig.client import Answer, RawClient, ask, chat, marker
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, serving
 from .rig.scripts import LAST_CHUNK
+from .rig.waiting import eventually
 
 JSON_TYPE = ("content-type", "application/json")
 FORM = ("content-type", "application/x-www-form-urlencoded")
-
-
-@pytest.fixture(scope="module")
-def shared_backend() -> Iterator[FakeBackend]:
-    fake = FakeBackend()
-    yield fake
-    fake.close()
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +30,8 @@ def gateway(shared_backend: FakeBackend, tmp_path_factory: pytest.TempPathFactor
     """One gateway for all. Key `a` is limited so widely that only a missing refund would show."""
     keys = [key("a", requests_per_minute=100_000, tokens_per_minute=100_000_000), key("narrow") | {"models": ["m"]}]
     config = config_for(shared_backend, keys=keys, engine={"models": ["m", "other"]})
-    process = GatewayProcess(config, tmp_path_factory.mktemp("gateway"))
-    yield process
-    try:
-        process.stop()
-    finally:
-        process.kill()
+    with serving(config, tmp_path_factory.mktemp("gateway")) as process:
+        yield process
 
 
 def hostile(gateway: GatewayProcess, backend: FakeBackend, body: bytes, **how: Any) -> Answer:

@@ -10,22 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import StartGateway
-from .rig import (
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    in_parallel,
-    marker,
-    scripts,
-)
+from .rig import scripts
 from .rig import watch as watching
+from .rig.backend import FakeBackend
 from .rig.checks import head_of, untouched
+from .rig.client import RawClient, ask, chat, marker
+from .rig.gateway import GatewayProcess, StartGateway, config_for
 from .rig.scripts import LAST_CHUNK, chunk
+from .rig.waiting import eventually, in_parallel
 
 MEGABYTE = 1024 * 1024
 LIMIT = 1 * MEGABYTE

@@ -11,46 +11,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from .conftest import StartGateway
-from .rig import (
-    EndedShortError,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    in_parallel,
-    key,
-    marker,
-)
+from .rig.backend import FakeBackend
 from .rig.checks import exchange, head_of, still_serves, untouched
-from .rig.client import wire
-from .rig.gateway import wait_until
+from .rig.client import EndedShortError, RawClient, ask, chat, marker, wire
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, serving, wait_until
 from .rig.scripts import chunk
+from .rig.waiting import eventually, in_parallel
 
 MEGABYTE = 1024 * 1024
 LIMIT = 8 * MEGABYTE
 
 
 @pytest.fixture(scope="module")
-def shared_backend() -> Iterator[FakeBackend]:
-    fake = FakeBackend()
-    yield fake
-    fake.close()
-
-
-@pytest.fixture(scope="module")
 def gateway(shared_backend: FakeBackend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """One gateway for the cases that leave nothing behind."""
     config = config_for(shared_backend, keys=[key("a")], server={"max_body_bytes": LIMIT})
-    process = GatewayProcess(config, tmp_path_factory.mktemp("gateway"))
-    yield process
-    try:
-        process.stop()
-    finally:
-        process.kill()
+    with serving(config, tmp_path_factory.mktemp("gateway")) as process:
+        yield process
 
 
 UNKNOWN_PATHS = [

@@ -9,46 +9,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from .conftest import StartGateway
-from .rig import (
-    Answer,
-    EndedShortError,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    key,
-    marker,
-    scripts,
-)
+from .rig import scripts
+from .rig.backend import FakeBackend
 from .rig.checks import exchange, head_of, still_serves, untouched
-from .rig.client import wire
-from .rig.gateway import wait_until
+from .rig.client import Answer, EndedShortError, RawClient, ask, chat, marker, wire
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, serving, wait_until
+from .rig.waiting import eventually
 
 EXPECTS = ("expect", "100-continue")
 MEGABYTE = 1024 * 1024
 
 
 @pytest.fixture(scope="module")
-def shared_backend() -> Iterator[FakeBackend]:
-    fake = FakeBackend()
-    yield fake
-    fake.close()
-
-
-@pytest.fixture(scope="module")
 def gateway(shared_backend: FakeBackend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """One gateway for the cases that leave nothing behind: keys `sk-a` (free) and `sk-b` (one request a minute)."""
     keys = [key("a"), key("b", requests_per_minute=1), key("c")]
-    process = GatewayProcess(config_for(shared_backend, keys=keys), tmp_path_factory.mktemp("gateway"))
-    yield process
-    try:
-        process.stop()
-    finally:
-        process.kill()
+    with serving(config_for(shared_backend, keys=keys), tmp_path_factory.mktemp("gateway")) as process:
+        yield process
 
 
 def refused_at_once(gateway: GatewayProcess, head: bytes) -> Answer:

@@ -20,23 +20,12 @@ from forebay.ledger.database import open_store
 from forebay.ledger.key import KeyChange, NewKey
 from forebay.ledger.keys import By, KeyStore
 
-from .conftest import StartGateway
-from .rig import (
-    Answer,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    key,
-    marker,
-    scripts,
-    serving,
-)
+from .rig import scripts
+from .rig.backend import FakeBackend
 from .rig.checks import exchange, still_serves, untouched
-from .rig.client import wire
+from .rig.client import Answer, RawClient, ask, chat, marker, wire
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, serving
+from .rig.waiting import eventually
 
 ME = By("test")
 PAGE = "https://app.example.com"
@@ -69,13 +58,9 @@ def gateway(shared_backend: FakeBackend, folder: Path) -> Iterator[GatewayProces
         server={"cors_origins": [PAGE]},
         telemetry={"access_log": True, "access_log_path": str(folder / "access.jsonl"), "log_level": "debug"},
     )
-    process = GatewayProcess(config, folder)
-    assert ask(process.port, key="sk-spent").status == 200
-    yield process
-    try:
-        process.stop()
-    finally:
-        process.kill()
+    with serving(config, folder) as process:
+        assert ask(process.port, key="sk-spent").status == 200
+        yield process
 
 
 def sent(gateway: GatewayProcess, *headers: tuple[str, str], path: str = "/v1/chat/completions") -> Answer:
@@ -303,27 +288,36 @@ def test_k06_a_header_makes_nobody_somebody_else(
         assert sent(gateway, header).status == 401
 
 
+Waiting = tuple[str, str, list[tuple[str, str]]]
+"""What is sent by one that waits: marker, key, headers."""
+
+
+def order_of(gateway: GatewayProcess, backend: FakeBackend, waiting: list[Waiting]) -> list[str]:
+    """The markers in the order in which the backend gets them: all wait behind a request that runs, in this order."""
+    gate = scripts.Gate(scripts.ordinary)
+    backend.plan.append(gate)
+    with RawClient(gateway.port) as running:
+        running.request(chat(), key="sk-a")
+        eventually(lambda: gateway.gauges() == (1, 0))
+        clients = []
+        for place, (mark, secret, headers) in enumerate(waiting):
+            clients.append(client := RawClient(gateway.port))
+            client.request(chat(mark), key=secret, headers=headers)
+            eventually(lambda place=place: gateway.gauges() == (1, place + 1))  # type: ignore[misc]
+        gate.open(backend)
+        for client in clients:
+            assert client.read_answer().status == 200
+            client.close()
+    return [call.marker for call in backend.calls][1:]
+
+
 def test_k06_priority_by_header_goes_no_higher_than_the_class(
     gateway: GatewayProcess, fresh_backend: FakeBackend
 ) -> None:
     """Two of the lowest class wait and ask for the highest priority; one of a higher class goes before both."""
-    urgent, gold = [marker() for _ in range(2)], marker()
-    gate = scripts.Gate(scripts.ordinary)
-    fresh_backend.plan.append(gate)
-    with RawClient(gateway.port) as running:
-        running.request(chat(), key="sk-a")
-        eventually(lambda: gateway.gauges() == (1, 0))
-        waiting = []
-        for place, mark in enumerate([*urgent, gold]):
-            waiting.append(client := RawClient(gateway.port))
-            wish = [] if mark == gold else [("x-forebay-priority", "100"), ("x-priority", "100")]
-            client.request(chat(mark), key="sk-gold" if mark == gold else "sk-a", headers=wish)
-            eventually(lambda place=place: gateway.gauges() == (1, place + 1))  # type: ignore[misc]
-        gate.open(fresh_backend)
-        for client in waiting:
-            assert client.read_answer().status == 200
-            client.close()
-    assert fresh_backend.calls[1].marker == gold
+    gold, wish = marker(), [("x-forebay-priority", "100"), ("x-priority", "100")]
+    urgent: list[Waiting] = [(marker(), "sk-a", wish) for _ in range(2)]
+    assert order_of(gateway, fresh_backend, [*urgent, (gold, "sk-gold", [])])[0] == gold
 
 
 def test_k06_naming_many_flows_gets_nobody_more_than_one_share(
@@ -331,22 +325,8 @@ def test_k06_naming_many_flows_gets_nobody_more_than_one_share(
 ) -> None:
     """One key waits with three requests, each said to be of another flow; a request of another key goes between."""
     mine, other = [marker() for _ in range(3)], marker()
-    gate = scripts.Gate(scripts.ordinary)
-    fresh_backend.plan.append(gate)
-    with RawClient(gateway.port) as running:
-        running.request(chat(), key="sk-a")
-        eventually(lambda: gateway.gauges() == (1, 0))
-        waiting = []
-        for place, mark in enumerate([*mine, other]):
-            waiting.append(client := RawClient(gateway.port))
-            flow = [("x-llm-d-inference-fairness-id", mark)] if mark != other else []
-            client.request(chat(mark), key="sk-a" if mark != other else "sk-c9", headers=flow)
-            eventually(lambda place=place: gateway.gauges() == (1, place + 1))  # type: ignore[misc]
-        gate.open(fresh_backend)
-        for client in waiting:
-            assert client.read_answer().status == 200
-            client.close()
-    order = [call.marker for call in fresh_backend.calls][1:]
+    waiting: list[Waiting] = [(mark, "sk-a", [("x-llm-d-inference-fairness-id", mark)]) for mark in mine]
+    order = order_of(gateway, fresh_backend, [*waiting, (other, "sk-c9", [])])
     assert order.index(other) < order.index(mine[2])
 
 

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .conftest import StartGateway
-from .rig import Crowd, FakeBackend, GatewayProcess, RawClient, ask, chat, config_for, eventually, key, scripts
-from .rig.client import wire
+from .rig import scripts
+from .rig.backend import FakeBackend
+from .rig.client import RawClient, ask, chat, wire
+from .rig.crowd import Crowd
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key
+from .rig.waiting import eventually
 
 SOON_S = 0.1
 PATIENT: dict[str, Any] = {"mode": "hybrid", "wait_budget_ms": 30_000}

@@ -17,26 +17,13 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from .conftest import StartGateway
-from .rig import (
-    Answer,
-    Crowd,
-    EndedShortError,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    key,
-    marker,
-    scripts,
-    serving,
-)
-from .rig.client import wire
-from .rig.gateway import to_toml, wait_until
+from .rig import scripts
+from .rig.backend import FakeBackend
+from .rig.client import Answer, EndedShortError, RawClient, ask, chat, marker, wire
+from .rig.crowd import Crowd
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, serving, to_toml, wait_until
 from .rig.scripts import DONE
+from .rig.waiting import eventually
 
 PATIENT: dict[str, Any] = {"mode": "hybrid", "wait_budget_ms": 30_000}
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from .conftest import StartGateway
-from .rig import FakeBackend, GatewayProcess, RawClient, ask, chat, config_for, eventually, key, scripts
-from .rig.client import wire
-from .rig.gateway import to_toml
+from .rig import scripts
+from .rig.backend import FakeBackend
+from .rig.client import RawClient, ask, chat, wire
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, to_toml
+from .rig.waiting import eventually
 
 
 class Reloadable:

@@ -8,22 +8,12 @@ from typing import Any
 
 import pytest
 
-from .conftest import StartGateway
-from .rig import (
-    Answer,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    key,
-    marker,
-    scripts,
-)
+from .rig import scripts
+from .rig.backend import FakeBackend
 from .rig.checks import exchange, head_of, still_serves, untouched
-from .rig.client import wire
+from .rig.client import Answer, RawClient, ask, chat, marker, wire
+from .rig.gateway import GatewayProcess, StartGateway, config_for, key, serving
+from .rig.waiting import eventually
 
 MEGABYTE = 1024 * 1024
 WEBSOCKET = [
@@ -36,23 +26,12 @@ WEBSOCKET = [
 
 
 @pytest.fixture(scope="module")
-def shared_backend() -> Iterator[FakeBackend]:
-    fake = FakeBackend()
-    yield fake
-    fake.close()
-
-
-@pytest.fixture(scope="module")
 def gateway(shared_backend: FakeBackend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """One gateway: key `a` is free, `spent` may do nothing more, `m0` to `m3` have tokens that refill slowly."""
     keys = [key("a"), key("spent", requests_per_minute=1), *(key(f"m{i}", tokens_per_minute=100_000) for i in range(4))]
-    process = GatewayProcess(config_for(shared_backend, keys=keys), tmp_path_factory.mktemp("gateway"))
-    assert ask(process.port, key="sk-spent").status == 200
-    yield process
-    try:
-        process.stop()
-    finally:
-        process.kill()
+    with serving(config_for(shared_backend, keys=keys), tmp_path_factory.mktemp("gateway")) as process:
+        assert ask(process.port, key="sk-spent").status == 200
+        yield process
 
 
 @pytest.mark.parametrize("secret", [None, "sk-spent", "sk-a"], ids=["no key", "spent key", "good key"])

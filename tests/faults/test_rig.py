@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from .rig import EndedShortError, FakeBackend, RawClient, ask, chat, eventually, in_parallel, marker, scripts
+from .rig import scripts
+from .rig.backend import FakeBackend
+from .rig.client import EndedShortError, RawClient, ask, chat, marker
+from .rig.waiting import eventually, in_parallel
 
 
 def test_an_ordinary_answer_and_its_log(backend: FakeBackend) -> None:

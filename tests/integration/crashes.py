@@ -17,7 +17,8 @@ from forebay.ledger.key import NewKey
 from forebay.ledger.keys import By, KeyStore
 from forebay.ledger.statement import balance
 from forebay.ledger.verify import verify
-from tests.faults.rig import GatewayProcess, config_for, eventually
+from tests.faults.rig.gateway import GatewayProcess, config_for
+from tests.faults.rig.waiting import eventually
 
 PROMPT = "Say how far the water falls behind the dam, and what it drives on its way."
 WHOLE_TOKENS, STREAM_TOKENS = 8, 60

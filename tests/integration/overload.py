@@ -12,7 +12,7 @@ from forebay.load.target import Target
 from forebay.load.workload import Workload
 from forebay.workload.pacer import Phase, Poisson, schedule
 from forebay.workload.sizes import Sizes
-from tests.faults.rig import config_for, serving
+from tests.faults.rig.gateway import config_for, serving
 
 from .processes import open_loop, simulated
 

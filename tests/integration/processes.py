@@ -22,7 +22,7 @@ from forebay.load.target import Target
 from forebay.load.workload import Magazine, Workload
 from forebay.workload.arrival import Arrival
 from forebay.workload.retry import NoRetry
-from tests.faults.rig import eventually
+from tests.faults.rig.waiting import eventually
 
 FOREBAY = [sys.executable, "-m", "forebay"]
 LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")

@@ -13,7 +13,8 @@ from forebay.load.target import Target
 from forebay.load.workload import Workload
 from forebay.workload.arrival import Arrival
 from forebay.workload.sizes import Sizes
-from tests.faults.rig import GatewayProcess, config_for, eventually, serving
+from tests.faults.rig.gateway import GatewayProcess, config_for, serving
+from tests.faults.rig.waiting import eventually
 
 from .processes import SimulatedEngine, open_loop, simulated
 

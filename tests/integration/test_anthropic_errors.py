@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import anthropic
 import pytest
 from anthropic import Anthropic
 
-from tests.faults.rig import FakeBackend, GatewayProcess, Script, config_for, key, scripts, serving
+from tests.faults.rig import scripts
+from tests.faults.rig.backend import FakeBackend, Script
+from tests.faults.rig.gateway import GatewayProcess, config_for, key, serving
 
 HELLO: list[Any] = [{"role": "user", "content": "How does a forebay work?"}]
 MESSAGE = {
@@ -49,9 +51,8 @@ END = [
 
 @pytest.fixture(scope="module")
 def shared_backend() -> Iterator[FakeBackend]:
-    fake = FakeBackend()
-    yield fake
-    fake.close()
+    with closing(FakeBackend()) as fake:
+        yield fake
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ from random import Random
 import pytest
 
 from forebay.engines.embedded.weights import cache_path
-from tests.faults.rig import GatewayProcess, RawClient, ask, chat, config_for, eventually, serving
+from tests.faults.rig.client import RawClient, ask, chat
+from tests.faults.rig.gateway import GatewayProcess, config_for, serving
+from tests.faults.rig.waiting import eventually
 
 from .processes import FOREBAY, SimulatedEngine, environment, simulated
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from forebay.load.child import Child
-from tests.faults.rig import eventually
+from tests.faults.rig.waiting import eventually
 
 FOREBAY = [sys.executable, "-c", "from forebay.cli import main; main()"]
 

@@ -18,7 +18,8 @@ from examples.naive.pausing_queue import PausingQueue
 from examples.naive.sleeping_tuner import SleepingTuner
 from examples.naive.token_budget import TokenBudget
 from examples.naive.two_step_gate import TwoStepGate
-from tests.faults.rig import ask, chat, config_for, key, serving
+from tests.faults.rig.client import ask, chat
+from tests.faults.rig.gateway import config_for, key, serving
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -19,8 +19,11 @@ from forebay.ledger.key import NewKey
 from forebay.ledger.keys import By, KeyStore
 from forebay.ledger.statement import Balance, balance, history
 from forebay.ledger.verify import verify
-from tests.faults.rig import FakeBackend, GatewayProcess, RawClient, ask, chat, config_for, eventually
+from tests.faults.rig.backend import FakeBackend
+from tests.faults.rig.client import RawClient, ask, chat
+from tests.faults.rig.gateway import GatewayProcess, config_for
 from tests.faults.rig.scripts import USAGE
+from tests.faults.rig.waiting import eventually
 from tests.stores.postgres import Postgres
 
 USED = USAGE["prompt_tokens"] + USAGE["completion_tokens"]

@@ -22,7 +22,8 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionChunk
 
-from tests.faults.rig import GatewayProcess, config_for, eventually, key, serving
+from tests.faults.rig.gateway import GatewayProcess, config_for, key, serving
+from tests.faults.rig.waiting import eventually
 
 HELLO: list[Any] = [{"role": "user", "content": "How does a forebay work?"}]
 SLOTS = 2

@@ -16,7 +16,8 @@ from forebay.load.workload import Key, Workload
 from forebay.workload.arrival import NS_PER_S
 from forebay.workload.generate import stream
 from forebay.workload.trace import load_trace
-from tests.faults.rig import ask, chat, config_for, key, serving
+from tests.faults.rig.client import ask, chat
+from tests.faults.rig.gateway import config_for, key, serving
 
 from .processes import open_loop, simulated
 

@@ -10,19 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.faults.rig import (
-    Answer,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    key,
-    marker,
-    scripts,
-    serving,
-)
+from tests.faults.rig import scripts
+from tests.faults.rig.backend import FakeBackend
+from tests.faults.rig.client import Answer, RawClient, ask, chat, marker
+from tests.faults.rig.gateway import GatewayProcess, config_for, key, serving
 
 COUNT, NAME = "x-stainless-retry-count", "idempotency-key"
 REFUSED, TRIES = 12, 80

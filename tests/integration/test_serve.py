@@ -23,19 +23,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.faults.rig import (
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    in_parallel,
-    key,
-    scripts,
-    serving,
-)
+from tests.faults.rig import scripts
+from tests.faults.rig.backend import FakeBackend
+from tests.faults.rig.client import RawClient, ask, chat
+from tests.faults.rig.gateway import GatewayProcess, config_for, key, serving
+from tests.faults.rig.waiting import eventually, in_parallel
 
 from .processes import SimulatedEngine, simulated
 

@@ -13,19 +13,11 @@ from typing import Any
 import pytest
 
 from forebay.core.dispatch.pressure import PressureConfig
-from tests.faults.rig import (
-    EndedShortError,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    marker,
-    scripts,
-    serving,
-)
+from tests.faults.rig import scripts
+from tests.faults.rig.backend import FakeBackend
+from tests.faults.rig.client import EndedShortError, RawClient, ask, chat, marker
+from tests.faults.rig.gateway import GatewayProcess, config_for, serving
+from tests.faults.rig.waiting import eventually
 
 from .processes import simulated
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.rig import eventually
+from tests.faults.rig.waiting import eventually
 
 from .processes import FOREBAY, environment
 

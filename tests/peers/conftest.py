@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.faults.rig import GatewayProcess
+from tests.faults.rig.gateway import StartGateway, started
 
 from .rig import install
 from .rig.vllm import VllmServer
 
-StartGateway = Callable[..., GatewayProcess]
 MakeVllm = Callable[..., VllmServer]
 
 
@@ -46,18 +44,5 @@ def make_vllm(vllm_installed: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def start_gateway(tmp_path: Path) -> Iterator[StartGateway]:
-    """Start gateways from configs; at the end each must stop with status 0 and without a traceback."""
-    started: list[GatewayProcess] = []
-
-    def start(config: Mapping[str, Any], *, ready: bool = True) -> GatewayProcess:
-        gateway = GatewayProcess(config, tmp_path / f"gateway-{len(started)}", ready=ready)
-        started.append(gateway)
-        return gateway
-
-    yield start
-    try:
-        for gateway in started:
-            gateway.stop()
-    finally:
-        for gateway in started:
-            gateway.kill()
+    with started(tmp_path) as start:
+        yield start

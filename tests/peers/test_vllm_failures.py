@@ -6,15 +6,17 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import openai
 import pytest
 
-from tests.faults.rig import Answer, GatewayProcess, RawClient, ask, config_for, eventually, in_parallel
+from tests.faults.rig.client import Answer, RawClient, ask
+from tests.faults.rig.gateway import GatewayProcess, StartGateway, config_for
+from tests.faults.rig.waiting import eventually, in_parallel
 
-from .conftest import MakeVllm, StartGateway
+from .conftest import MakeVllm
 from .rig.vllm import MODEL_NAME, PROBED, VllmServer, prompt_of
 
 pytestmark = pytest.mark.peers
@@ -59,6 +61,16 @@ def generation(tokens: int, *, prompt: int = 20, stream: bool = False, **more: A
 def a_chat(*, stream: bool = False) -> dict[str, Any]:
     messages = [{"role": "user", "content": "How does a forebay work?"}]
     return {"model": MODEL_NAME, "messages": messages, "max_tokens": 3, "stream": stream}
+
+
+@contextmanager
+def long_stream(gateway: GatewayProcess) -> Iterator[RawClient]:
+    """A client whose stream has begun, and goes on for long."""
+    with RawClient(gateway.port) as client:
+        client.request(generation(LONG, stream=True), path=COMPLETIONS)
+        assert client.read_head().status == 200
+        assert client.read_event()
+        yield client
 
 
 def is_a_busy_refusal(answer: Answer) -> None:
@@ -144,11 +156,7 @@ def _comes_true(condition: Callable[[], bool], within_s: float) -> bool:
 def test_a_draining_vllm_leaves_the_rotation(gateway: GatewayProcess, vllm: VllmServer) -> None:
     """While it drains vLLM fails new chats with 500, though /health goes on saying 200."""
     with ExitStack() as crowd:
-        streams = [crowd.enter_context(RawClient(gateway.port)) for _ in range(2)]
-        for each in streams:
-            each.request(generation(LONG, stream=True), path=COMPLETIONS)
-            assert each.read_head().status == 200
-            assert each.read_event()
+        streams = [crowd.enter_context(long_stream(gateway)) for _ in range(2)]
         vllm.terminate()
         eventually(lambda: vllm.request("POST", CHAT, a_chat())[0] == 500, within=5, what="vLLM draining")
         assert vllm.health() == 200
@@ -177,11 +185,7 @@ def test_a_draining_vllm_leaves_the_rotation(gateway: GatewayProcess, vllm: Vllm
 def test_a_poison_request_kills_vllm_and_nothing_else(gateway: GatewayProcess, vllm: VllmServer) -> None:
     """`seed` with a prompt longer than a prefill chunk ends vLLM 0.32 on CPU: a real crash with requests in flight."""
     with ExitStack() as crowd:
-        streams = [crowd.enter_context(RawClient(gateway.port)) for _ in range(2)]
-        for each in streams:
-            each.request(generation(LONG, stream=True), path=COMPLETIONS)
-            assert each.read_head().status == 200
-            assert each.read_event()
+        streams = [crowd.enter_context(long_stream(gateway)) for _ in range(2)]
         document = crowd.enter_context(RawClient(gateway.port))
         document.request(generation(LONG), path=COMPLETIONS)
         eventually(lambda: gateway.gauges() == (3, 0), what="three in flight")

@@ -14,7 +14,9 @@ import anthropic
 import openai
 import pytest
 
-from tests.faults.rig import Answer, GatewayProcess, RawClient, ask, config_for, eventually, in_parallel, serving
+from tests.faults.rig.client import Answer, RawClient, ask
+from tests.faults.rig.gateway import GatewayProcess, config_for, serving
+from tests.faults.rig.waiting import eventually, in_parallel
 
 from .conftest import MakeVllm
 from .rig.vllm import MODEL_NAME, PROBED, VllmServer, prompt_of

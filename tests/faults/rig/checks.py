@@ -1,4 +1,4 @@
-"""What must hold after a request that was refused before it reached anybody."""
+"""What is asked of a gateway in many cases: that a refusal touched nothing, that it still serves, what it charged."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from . import scripts
 from .backend import FakeBackend
 from .client import Answer, RawClient, ask, chat, wire
 from .gateway import GatewayProcess
@@ -42,3 +43,13 @@ def exchange(gateway: GatewayProcess, data: bytes, *, within: float = 5.0, metho
     with RawClient(gateway.port) as client:
         client.send(data)
         return client.read_answer(within, method=method)
+
+
+def charged(gateway: GatewayProcess, backend: FakeBackend) -> int:
+    """Tokens that key a was charged beyond key b, which did nothing; both have the same budget."""
+    backend.script = scripts.ordinary
+    left = [
+        int(ask(gateway.port, chat(max_tokens=10), key=key).header("x-ratelimit-remaining-tokens") or 0)
+        for key in ("sk-a", "sk-b")
+    ]
+    return left[1] - left[0]

@@ -125,19 +125,9 @@ class RawClient:
         self.sock.settimeout(10)
         self.sock.sendall(data)
 
-    def request(
-        self,
-        body: bytes | dict[str, Any] | None = None,
-        *,
-        path: str = "/v1/chat/completions",
-        method: str = "POST",
-        headers: Sequence[tuple[str, str]] = (),
-        key: str | None = None,
-        chunked: bool = False,
-        version: str = "1.1",
-    ) -> None:
-        """Send one request; a dict is sent as JSON."""
-        self.send(wire(body, path=path, method=method, headers=headers, key=key, chunked=chunked, version=version))
+    def request(self, body: bytes | dict[str, Any] | None = None, **how: Any) -> None:
+        """Send one request, as `wire` writes it."""
+        self.send(wire(body, **how))
 
     def half_close(self) -> None:
         self.sock.shutdown(socket.SHUT_WR)
@@ -306,7 +296,7 @@ def wire(
     chunked: bool = False,
     version: str = "1.1",
 ) -> bytes:
-    """The bytes of one request."""
+    """The bytes of one request; a dict is sent as JSON."""
     if isinstance(body, dict):
         body = json.dumps(body).encode()
     lines = [f"{method} {path} HTTP/{version}", "host: gateway.test"]

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -225,6 +225,29 @@ def serving(config: Mapping[str, Any], folder: Path, *, ready: bool = True) -> I
         gateway.stop()
     finally:
         gateway.kill()
+
+
+StartGateway = Callable[..., GatewayProcess]
+"""Called with a config, and what else a `GatewayProcess` takes but its folder."""
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[StartGateway]:
+    """Starts gateways, each in a folder of its own; at the end each must stop with status 0 and without a traceback."""
+    gateways: list[GatewayProcess] = []
+
+    def start(config: Mapping[str, Any], **how: Any) -> GatewayProcess:
+        gateway = GatewayProcess(config, folder / f"gateway-{len(gateways)}", **how)
+        gateways.append(gateway)
+        return gateway
+
+    try:
+        yield start
+        for gateway in gateways:
+            gateway.stop()
+    finally:
+        for gateway in gateways:
+            gateway.kill()
 
 
 def wait_until(at: float) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.faults.rig import eventually
+from tests.faults.rig.waiting import eventually
 
 from .install import MODEL, python
 
