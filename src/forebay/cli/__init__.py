@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 
 import click
 
+from forebay.cli.lazy import LazyGroup
 from forebay.errors import ForebayError
 
 COMMANDS = {
@@ -23,24 +23,7 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
-    """A click group that imports a command's module only when it is asked for, so `--help` stays fast."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, parts=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="forebay", prog_name="forebay")
 def group() -> None:
     """Forebay: overload control for GPU inference."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forebay.cli.options import html_file, is_stdout, json_file, say_written, writable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,11 +34,8 @@ LEGEND = (
 @click.option("--backend", type=click.Choice(("processes", "ray")), default="processes", show_default=True)
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="As of forebay sim.")
 @click.option("--fresh", is_flag=True, help="Simulate all of it anew.")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True), metavar="FILE",
-    help="Write the results as JSON; `-` prints them instead of the tables.",
-)  # fmt: skip
-@click.option("--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with plots.")
+@json_file("Write the results as JSON; `-` prints them instead of the tables.")
+@html_file()
 def command(
     search: bool,
     seeds: tuple[int, ...],
@@ -54,13 +53,9 @@ def command(
     from rich.console import Console
 
     from forebay.cli.sim import keep_dir, progress_line, write
-    from forebay.report.publish import check_writable
     from forebay.sim import article
 
-    to_stdout = json_path is not None and str(json_path) == "-"
-    for path in (None if to_stdout else json_path, html_path):
-        if path is not None:
-            check_writable(path)
+    to_stdout, written = is_stdout(json_path), writable(json_path, html_path)
     console = Console(stderr=True)
     with progress_line(console, quiet=to_stdout) as progress:
         runner = partial(
@@ -86,9 +81,7 @@ def command(
         write(json_path, found.to_json())
     if html_path is not None:
         write(html_path, article.page(found).encode())
-    for path in (json_path, html_path):
-        if path is not None:
-            click.echo(f"written: {path}")
+    say_written(written)
 
 
 def _run(settings: dict[str, Any], scenarios: Sequence[Scenario]) -> Sequence[Outcome]:

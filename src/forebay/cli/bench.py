@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from forebay.cli.options import html_file, is_stdout, json_file, say_written, writable
 from forebay.errors import UsageError
 from forebay.load.attack import Plan, attack
 from forebay.load.campaign import Load, plan_for
@@ -16,7 +17,7 @@ from forebay.load.child import end_in_order
 from forebay.load.observe import first_model
 from forebay.load.workload import Workload, parse_keys
 from forebay.report.live import LiveLine
-from forebay.report.publish import check_writable, publish
+from forebay.report.publish import publish
 from forebay.report.records import Objective, RunRecords
 from forebay.report.results import Results, environment, summarise
 from forebay.report.table import print_comparison
@@ -72,20 +73,8 @@ ARRIVALS = ("poisson", "bursty", "gamma", "constant", "ramp", "trace")
 @click.option("--latency-ms", type=float, metavar="MS", help="Objective: whole answer within.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--processes", type=int, default=1, show_default=True, help="Generator processes (one per 2,000 req/s).")
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-    metavar="FILE",
-    help="Write the results as JSON; `-` prints them instead of the table.",
-)
-@click.option(
-    "--html",
-    "html_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write one self-contained page with plots.",
-)
+@json_file()
+@html_file()
 @click.option(
     "--records",
     "records_path",
@@ -152,10 +141,7 @@ def command(
     ]
     if model is None:
         plans = [replace(plan, workload=replace(workload, model=_model_of(plan))) for plan in plans]
-    to_stdout = json_path is not None and str(json_path) == "-"
-    for path in (json_path, html_path):
-        if path is not None and str(path) != "-":
-            check_writable(path)
+    to_stdout, written = is_stdout(json_path), writable(json_path, html_path)
     end_in_order()
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as scratch:
@@ -173,9 +159,7 @@ def command(
         click.echo(results.to_json().decode(), nl=False)
     else:
         print_comparison(Console(), results.runs)
-        for path in (json_path, html_path):
-            if path is not None:
-                click.echo(f"written: {path}")
+        say_written(written)
     if all(run.counts.failed == run.counts.offered for run in results.runs):
         first = next((record.error for run in runs for record in run.requests if record.error), "no answer")
         raise UsageError(f"no request was answered: {first}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from forebay.cli.options import is_stdout, json_file
 from forebay.errors import UsageError
 from forebay.load import demonstration as demo
 from forebay.load.child import Child, end_in_order
@@ -45,13 +46,7 @@ MAX_SECONDS_PER_PHASE = 600.0
     metavar="DIR",
     help="Folder of the results and the report.",
 )
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-    metavar="FILE",
-    help="Where the results go as JSON (default: DIR/demo.json); `-` prints them instead of the tables.",
-)
+@json_file("Where the results go as JSON (default: DIR/demo.json); `-` prints them instead of the tables.")
 def command(seconds_per_phase: float, kind: EngineKind, seed: int, out: Path, json_path: Path | None) -> None:
     """Drives one engine with the same arrivals under backpressure, admission and the hybrid, then compares.
 
@@ -59,7 +54,7 @@ def command(seconds_per_phase: float, kind: EngineKind, seed: int, out: Path, js
     """
     if not 1 <= seconds_per_phase <= MAX_SECONDS_PER_PHASE:
         raise UsageError(f"--seconds-per-phase must lie within 1 and {MAX_SECONDS_PER_PHASE:.0f}")
-    as_json = str(json_path) == "-"
+    as_json = is_stdout(json_path)
     file_path = out / "demo.json" if json_path is None or as_json else json_path
     html_path = out / "demo.html"
     for path in (file_path, html_path):

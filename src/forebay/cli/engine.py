@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forebay.cli.options import together
 from forebay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,35 +60,31 @@ def embedded(host: str, port: int, model_path: str | None, **sizes: int | None) 
     run(engine, host, port, on_started=_announce(host))
 
 
-def _fault_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One flag for each of `simulated.faults.Faults`; what they mean is written there."""
-    options: list[Decorator] = [
-        click.option("--cold-start-s", type=click.FloatRange(0), help="Answer 503 for so long after the start."),
-        click.option("--error-rate", type=SHARE, help="Share of requests that fail at once."),
-        click.option("--error-status", type=click.IntRange(400, 599), help="Status of those.  [default: 500]"),
-        click.option(
-            "--max-num-queued-reqs",
-            type=click.IntRange(1),
-            help="Refuse with 503 (no Retry-After) while so many wait or run, as vLLM does.",
-        ),
-        click.option(
-            "--refuse-inside-stream",
-            is_flag=True,
-            default=None,
-            help="Refuse streams with an error event inside a 200, as vLLM may.",
-        ),
-        click.option("--stall-s", type=click.FloatRange(0), help="Make no token for so long, once."),
-        click.option("--stall-after", type=click.IntRange(0), help="Stall when so many requests have come."),
-        click.option("--crash-after", type=click.IntRange(1), help="Die after so many requests."),
-        click.option("--error-after-tokens", type=click.IntRange(1), help="Fail every answer after so many tokens."),
-        click.option("--slow-factor", type=POSITIVE, help="Every step takes so many times longer."),
-        click.option("--usage-factor", type=click.FloatRange(0), help="Report so many times the real usage."),
-        click.option("--omit-usage", is_flag=True, default=None, help="Never report usage."),
-        click.option("--hang-rate", type=SHARE, help="Share of requests that are never answered."),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+# One flag for each of `simulated.faults.Faults`; what they mean is written there.
+fault_options = together(
+    click.option("--cold-start-s", type=click.FloatRange(0), help="Answer 503 for so long after the start."),
+    click.option("--error-rate", type=SHARE, help="Share of requests that fail at once."),
+    click.option("--error-status", type=click.IntRange(400, 599), help="Status of those.  [default: 500]"),
+    click.option(
+        "--max-num-queued-reqs",
+        type=click.IntRange(1),
+        help="Refuse with 503 (no Retry-After) while so many wait or run, as vLLM does.",
+    ),
+    click.option(
+        "--refuse-inside-stream",
+        is_flag=True,
+        default=None,
+        help="Refuse streams with an error event inside a 200, as vLLM may.",
+    ),
+    click.option("--stall-s", type=click.FloatRange(0), help="Make no token for so long, once."),
+    click.option("--stall-after", type=click.IntRange(0), help="Stall when so many requests have come."),
+    click.option("--crash-after", type=click.IntRange(1), help="Die after so many requests."),
+    click.option("--error-after-tokens", type=click.IntRange(1), help="Fail every answer after so many tokens."),
+    click.option("--slow-factor", type=POSITIVE, help="Every step takes so many times longer."),
+    click.option("--usage-factor", type=click.FloatRange(0), help="Report so many times the real usage."),
+    click.option("--omit-usage", is_flag=True, default=None, help="Never report usage."),
+    click.option("--hang-rate", type=SHARE, help="Share of requests that are never answered."),
+)
 
 
 @command.command()
@@ -126,7 +123,7 @@ def _fault_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--noise", type=SHARE, default=0.0, show_default=True, help="Relative standard deviation of step times.")
 @click.option("--reserve-output", is_flag=True, help="Admit only what fits with its whole output: no preemption.")
-@_fault_options
+@fault_options
 def simulated(
     host: str, port: int, profile_name: str | None, list_profiles: bool, as_json: bool, **options: Any
 ) -> None:

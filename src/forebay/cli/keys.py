@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from forebay.cli.options import json_flag, together
 from forebay.cli.store import actor, opened, store_options
 from forebay.config.schema import Limits
 from forebay.core.model import Mode
@@ -19,14 +20,12 @@ from forebay.errors import UsageError
 if TYPE_CHECKING:
     from forebay.ledger.key import Key
 
-F = TypeVar("F", bound=Callable[..., Any])
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 FACTORS = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 NONE = "none"
 
 MODES = click.Choice([*(mode.value for mode in Mode), NONE])
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 PLAIN_LIMITS = tuple(field for field in msgspec.structs.fields(Limits) if field.name != "models")
 
 
@@ -73,32 +72,29 @@ def _described(kind: Any) -> str:
     return ""
 
 
-def limit_options(command: F) -> F:
-    """One option for each limit that a key may have."""
-    command = click.option(
+# One option for each limit that a key may have.
+limit_options = together(
+    *(
+        click.option(f"--{field.name.replace('_', '-')}", field.name, type=Figure(), help=_described(field.type))
+        for field in PLAIN_LIMITS
+    ),
+    click.option(
         "--for-model", "for_models", nargs=2, multiple=True, metavar="MODEL LIMIT=N",
         help="A limit for one model, such as: --for-model llama tokens_per_minute=50k",
-    )(command)  # fmt: skip
-    for field in reversed(PLAIN_LIMITS):
-        text = _described(field.type)
-        command = click.option(f"--{field.name.replace('_', '-')}", field.name, type=Figure(), help=text)(command)
-    return command
+    ),
+)  # fmt: skip
 
-
-def term_options(command: F) -> F:
-    """What else is agreed on with a key."""
-    for option in reversed((
-        click.option("--team", help="Team whose limits it shares; none takes it out of one."),
-        click.option("--class", "class_", metavar="NAME", help="Class of [classes], or default."),
-        click.option("--mode", type=MODES, help="Mode of its requests instead of its class's."),
-        click.option("--model", "models", multiple=True, metavar="M", help="Only this model; repeat. * is any."),
-        click.option("--route", "routes", multiple=True, metavar="R", help="Only this route (chat, …); repeat."),
-        click.option("--cap-output-tokens", type=Figure(), help="Cap on the output of one request."),
-        click.option("--expires", "expires_at", type=Moment(), help="30d, 12h, 2027-01-31, or none."),
-        click.option("--prepaid/--not-prepaid", default=None, help="It spends credit, and stops when that is used up."),
-    )):  # fmt: skip
-        command = option(command)
-    return command
+# What else is agreed on with a key.
+term_options = together(
+    click.option("--team", help="Team whose limits it shares; none takes it out of one."),
+    click.option("--class", "class_", metavar="NAME", help="Class of [classes], or default."),
+    click.option("--mode", type=MODES, help="Mode of its requests instead of its class's."),
+    click.option("--model", "models", multiple=True, metavar="M", help="Only this model; repeat. * is any."),
+    click.option("--route", "routes", multiple=True, metavar="R", help="Only this route (chat, …); repeat."),
+    click.option("--cap-output-tokens", type=Figure(), help="Cap on the output of one request."),
+    click.option("--expires", "expires_at", type=Moment(), help="30d, 12h, 2027-01-31, or none."),
+    click.option("--prepaid/--not-prepaid", default=None, help="It spends credit, and stops when that is used up."),
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -120,7 +116,7 @@ def command() -> None:
 @limit_options
 @click.option("--credit", type=Figure(), help="Tokens of credit to begin with; makes it prepaid.")
 @store_options
-@json_option
+@json_flag
 def create(
     name: str, for_models: tuple[tuple[str, str], ...], credit: int | None, store: str | None, config_file: str | None,
     as_json: bool, **options: Any,
@@ -164,7 +160,7 @@ def create(
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Most to show at once.")
 @click.option("--cursor", metavar="C", help="Go on after a list that was cut.")
 @store_options
-@json_option
+@json_flag
 def list_keys(
     name: str | None, team: str | None, class_: str | None, state: Any, limit: int, cursor: str | None,
     store: str | None, config_file: str | None, as_json: bool,
@@ -190,7 +186,7 @@ def list_keys(
 @command.command()
 @click.argument("key")
 @store_options
-@json_option
+@json_flag
 def show(key: str, store: str | None, config_file: str | None, as_json: bool) -> None:
     """Show one key, by its id or name, with its credit and who changed it.
 
@@ -224,7 +220,7 @@ def show(key: str, store: str | None, config_file: str | None, as_json: bool) ->
 @click.option("--default", "as_default", is_flag=True, help="Take all of its own limits away, for [limits.default].")
 @limit_options
 @store_options
-@json_option
+@json_flag
 def limit(
     key: str, as_default: bool, for_models: tuple[tuple[str, str], ...], store: str | None, config_file: str | None,
     as_json: bool, **options: Any,
@@ -245,7 +241,7 @@ def limit(
 @click.option("--name", help="Another name.")
 @term_options
 @store_options
-@json_option
+@json_flag
 def change(
     key: str, name: str | None, store: str | None, config_file: str | None, as_json: bool, **options: Any
 ) -> None:
@@ -263,7 +259,7 @@ def change(
 @command.command()
 @click.argument("key")
 @store_options
-@json_option
+@json_flag
 def revoke(key: str, store: str | None, config_file: str | None, as_json: bool) -> None:
     """End a key for good. New requests get 401 within a second; those that wait or run are finished.
 
@@ -283,7 +279,7 @@ def revoke(key: str, store: str | None, config_file: str | None, as_json: bool) 
 @click.option("--note", default="", help="What it is for; kept in the ledger.")
 @click.option("--idempotency-key", metavar="WORD", help="A word of your own: with it, a repeated command counts once.")
 @store_options
-@json_option
+@json_flag
 def credit(
     key: str, tokens: int, take: bool, note: str, idempotency_key: str | None, store: str | None,
     config_file: str | None, as_json: bool,
@@ -315,7 +311,7 @@ def credit(
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Most to show at once.")
 @click.option("--cursor", metavar="C", help="Go on after a list that was cut.")
 @store_options
-@json_option
+@json_flag
 def audit(
     key: str | None, limit: int, cursor: str | None, store: str | None, config_file: str | None, as_json: bool
 ) -> None:

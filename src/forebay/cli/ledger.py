@@ -9,9 +9,8 @@ from typing import Any
 import click
 import msgspec
 
+from forebay.cli.options import json_flag
 from forebay.cli.store import opened, store_options
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,7 +25,7 @@ def command() -> None:
 
 @command.command()
 @store_options
-@json_option
+@json_flag
 def verify(store: str | None, config_file: str | None, as_json: bool) -> None:
     """Add everything up again. Exit status 1, with what does not add up, when the ledger is not clean."""
     from forebay.ledger.verify import verify as discrepancies
@@ -48,7 +47,7 @@ def verify(store: str | None, config_file: str | None, as_json: bool) -> None:
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Most to show at once.")
 @click.option("--before", type=click.IntRange(1), metavar="ID", help="Go on after a list that was cut.")
 @store_options
-@json_option
+@json_flag
 def history(
     key: str | None, limit: int, before: int | None, store: str | None, config_file: str | None, as_json: bool
 ) -> None:
@@ -74,7 +73,7 @@ def history(
 @click.option("--limit", type=click.IntRange(1, 1000), default=1000, show_default=True, help="Most to show at once.")
 @click.option("--after", default="", metavar="ID", help="Go on after a list that was cut.")
 @store_options
-@json_option
+@json_flag
 def balances(limit: int, after: str, store: str | None, config_file: str | None, as_json: bool) -> None:
     """The credit of every key that ever had some, in tokens."""
     from rich.console import Console

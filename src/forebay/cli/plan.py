@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.status import Status
 
+from forebay.cli.options import html_file, is_stdout, json_file, say_written, writable
 from forebay.engines.simulated.profiles import EncoderProfile
 from forebay.errors import UsageError
 from forebay.plan.assemble import make_plan
@@ -21,7 +22,6 @@ from forebay.plan.result import Plan
 from forebay.plan.show import print_plan
 from forebay.plan.traffic import Traffic, token_cost, workload_of
 from forebay.plan.trials import PlanInterruptedError, Simulator, Trial, Trials, store_folder
-from forebay.report.publish import check_writable
 from forebay.sim.scenario import Scenario
 from forebay.sim.sweep import SweepInterruptedError
 
@@ -89,20 +89,8 @@ PROCESSES_MOST = 1024
     help="Keeps finished simulations, so that an interrupted plan goes on (default: the user's cache).",
 )
 @click.option("--fresh", is_flag=True, help="Neither use nor keep finished simulations.")
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-    metavar="FILE",
-    help="Write the plan as JSON; `-` prints it instead of the tables.",
-)
-@click.option(
-    "--html",
-    "html_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write one self-contained page with plots.",
-)
+@json_file("Write the plan as JSON; `-` prints it instead of the tables.")
+@html_file()
 @click.option(
     "--write-config",
     "config_path",
@@ -120,11 +108,8 @@ def command(json_path: Path | None, html_path: Path | None, config_path: Path | 
 
     Exit status 2, with the nearest objective that can be met, when no fleet can keep it.
     """
-    to_stdout = json_path is not None and str(json_path) == "-"
-    written = [path for path in (None if to_stdout else json_path, html_path, config_path) if path is not None]
     question, book, notes = _question(options)
-    for path in written:
-        check_writable(path)
+    to_stdout, written = is_stdout(json_path), writable(json_path, html_path, config_path)
     plan = _planned(question, book, notes, options)
     try:
         if json_path is not None and not to_stdout:
@@ -139,8 +124,7 @@ def command(json_path: Path | None, html_path: Path | None, config_path: Path | 
         click.echo(plan.to_json().decode(), nl=False)
         return
     print_plan(Console(), plan)
-    for path in written:
-        click.echo(f"written: {path}")
+    say_written(written)
 
 
 def _question(options: dict[str, Any]) -> tuple[Question, PriceBook, list[str]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from forebay.cli.lazy import LazyGroup
+from forebay.cli.options import html_file, is_stdout, json_file, say_written, together, writable
 from forebay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,19 +29,7 @@ OUT = click.Path(path_type=Path, dir_okay=False)
 WIDTH = 120
 """Of the table where no terminal has one."""
 
-Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def _options(*decorators: Decorate) -> Decorate:
-    def apply(function: Callable[..., Any]) -> Callable[..., Any]:
-        for decorate in reversed(decorators):
-            function = decorate(function)
-        return function
-
-    return apply
-
-
-load_options = _options(
+load_options = together(
     click.option("--trace", metavar="NAME|FILE", help="A shipped trace, or a CSV or JSONL file of yours."),
     click.option("--rate", "rates", type=POSITIVE, multiple=True, metavar="R", help="Requests per second; repeat it."),
     click.option(
@@ -70,7 +58,7 @@ load_options = _options(
     click.option("--seed", "seeds", type=int, multiple=True, default=(1,), show_default=True, help="Repeat it."),
 )  # fmt: skip
 
-engine_options = _options(
+engine_options = together(
     click.option("--engine", "profile", metavar="PROFILE", help="A calibrated GPU and model; see --list-profiles."),
     click.option("--engines", "count", type=COUNT, default=1, show_default=True, help="How many."),
     click.option("--max-num-seqs", type=COUNT, help="Sequences that one runs, or an encoder's batch."),
@@ -82,7 +70,7 @@ engine_options = _options(
     click.option("--noise", type=click.FloatRange(0, 1), default=0.0, help="Relative deviation of step times."),
 )
 
-policy_options = _options(
+policy_options = together(
     click.option(
         "--policy",
         "policies",
@@ -105,7 +93,7 @@ policy_options = _options(
     click.option("--latency-ms", type=POSITIVE, help="Objective: whole answer within.  [encoders: 100]"),
 )  # fmt: skip
 
-output_options = _options(
+output_options = together(
     click.option("--processes", type=COUNT, help="Simulations at once.  [default: as many as there are cores]"),
     click.option("--backend", type=click.Choice(("processes", "ray")), default="processes", show_default=True),
     click.option(
@@ -114,12 +102,9 @@ output_options = _options(
     ),
     click.option("--fresh", is_flag=True, help="Simulate all of it anew."),
     click.option("--optimum", is_flag=True, help="Small loads: what perfect foresight could serve."),
-    click.option(
-        "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True), metavar="FILE",
-        help="Write the results as JSON; `-` prints them instead of the table.",
-    ),
+    json_file(),
     click.option("--parquet", "parquet_path", type=OUT, metavar="FILE", help="Write a row per request (extra `sim`)."),
-    click.option("--html", "html_path", type=OUT, metavar="FILE", help="Write a page with plots of the last load."),
+    html_file("Write a page with plots of the last load."),
 )  # fmt: skip
 
 
@@ -129,26 +114,10 @@ PARTS = {
 }
 
 
-class SimGroup(click.Group):
-    """Simulates by itself, and has commands beside that, imported only when they are run."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(PARTS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in PARTS:
-            return None
-        command: click.Command = import_module(PARTS[cmd_name][0]).command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in PARTS.items()])
-
-
 @click.group(
     name="sim",
-    cls=SimGroup,
+    cls=LazyGroup,
+    parts=PARTS,
     invoke_without_command=True,
     subcommand_metavar="[COMMAND]",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -181,15 +150,11 @@ def _sweep(given: dict[str, Any]) -> None:
     from rich.console import Console
 
     from forebay.report.grid import print_grid
-    from forebay.report.publish import check_writable
     from forebay.sim.grid import Asked, Grid
     from forebay.sim.sweep import sweep
 
     json_path, parquet_path, html_path = given["json_path"], given["parquet_path"], given["html_path"]
-    to_stdout = json_path is not None and str(json_path) == "-"
-    for path in (None if to_stdout else json_path, parquet_path, html_path):
-        if path is not None:
-            check_writable(path)
+    to_stdout, written = is_stdout(json_path), writable(json_path, parquet_path, html_path)
     if parquet_path is not None:
         from forebay.sim.export import require_pyarrow
 
@@ -223,9 +188,7 @@ def _sweep(given: dict[str, Any]) -> None:
         out.print(line, highlight=False, markup=False)
     if json_path is not None:
         write(json_path, results.to_json())
-    for path in (json_path, parquet_path, html_path):
-        if path is not None:
-            click.echo(f"written: {path}")
+    say_written(written)
 
 
 def keep_dir(chosen: Path | None) -> Path:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from forebay.cli.options import together
 from forebay.errors import UsageError
 
 if TYPE_CHECKING:
     from forebay.ledger.database import Database
     from forebay.ledger.key import Known
 
-F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_STORE = "sqlite:///forebay.db"
 
@@ -28,17 +28,13 @@ class Opened(NamedTuple):
     known: Known | None
 
 
-def store_options(command: F) -> F:
-    """--store and --config."""
-    for option in (
-        click.option(
-            "--config", "config_file", type=click.Path(dir_okay=False), metavar="FILE",
-            help="Take [keys] store, classes and routes from this configuration.",
-        ),
-        click.option("--store", metavar="URL", help=f"Database of the keys.  [default: the config's, {DEFAULT_STORE}]"),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+store_options = together(
+    click.option("--store", metavar="URL", help=f"Database of the keys.  [default: the config's, {DEFAULT_STORE}]"),
+    click.option(
+        "--config", "config_file", type=click.Path(dir_okay=False), metavar="FILE",
+        help="Take [keys] store, classes and routes from this configuration.",
+    ),
+)  # fmt: skip
 
 
 @contextmanager
