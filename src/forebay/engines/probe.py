@@ -16,6 +16,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from forebay.engines.openai import OpenAIEngine
+from forebay.engines.watching import Watch
 
 HEAD_LINE_MAX = 1024
 MISSES_MAX = 3  # probes in a row that an engine which is up may leave without an answer
@@ -32,7 +33,7 @@ NO_CONNECTION = -1  # nor was there a connection in time
 MISSES = {NO_ANSWER: Probed.WARMING, NO_CONNECTION: Probed.DOWN}
 
 
-class Prober:
+class Prober(Watch):
     """Probes one engine for ever."""
 
     def __init__(
@@ -50,17 +51,8 @@ class Prober:
         self._known: str | None = None
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._task: asyncio.Task[None] | None = None
         self._misses = 0
         self.last: Probed | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def once(self) -> Probed:
         """One probe, told when it says something new."""

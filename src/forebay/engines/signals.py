@@ -15,6 +15,7 @@ from forebay.core.instant import SECOND
 from forebay.core.model import EngineSignal
 from forebay.engines.openai import OpenAIEngine
 from forebay.engines.prometheus import Sample, fetch_page, samples
+from forebay.engines.watching import Watch
 
 # Names of the same figure in vLLM (V1 and before), SGLang, TensorRT-LLM (its own server; behind Triton), TGI,
 # llama.cpp and Triton. The first that a page has counts. `name{label=value}` picks one series of several.
@@ -167,7 +168,7 @@ def since(now: Totals | None, before: Totals | None) -> tuple[int | None, int | 
     return queue_ns, max(0, now.service_ns - before.service_ns) // count
 
 
-class SignalReader:
+class SignalReader(Watch):
     """Reads one engine's metrics page for ever."""
 
     def __init__(
@@ -188,18 +189,9 @@ class SignalReader:
         self._port = port
         self._models = models
         self._interval_s = interval_s
-        self._task: asyncio.Task[None] | None = None
         self._totals: Totals | None = None
         self.read_at: float | None = None
         """Loop time of the last page that said something; None before the first."""
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def once(self) -> EngineSignal | None:
         """Read the page now; what it says is told."""

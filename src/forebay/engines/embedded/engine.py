@@ -251,9 +251,7 @@ class EmbeddedEngine:
         metrics = self._metrics
         self._report = report
         if report.batch:
-            metrics.busy_s += report.took_s
-            metrics.steps += 1
-            metrics.batch_seqs += report.batch
+            metrics.stepped(report.took_s, report.batch)
         for job_id in report.admitted:
             if (live := self._live.get(job_id)) is not None:
                 metrics.queue_s.observe(max(0.0, report.began_s - live.arrived_s))

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from forebay.engines.gpu.reading import GpuReading, GpuSource
+from forebay.engines.watching import Watch
 
 
-class GpuWatch:
+class GpuWatch(Watch):
     """`engines` names the GPUs of each, by number or UUID; `told` hears of every engine at every reading."""
 
     def __init__(
@@ -24,19 +25,10 @@ class GpuWatch:
         self._engines = engines
         self._told = told
         self._interval_s = interval_s
-        self._task: asyncio.Task[None] | None = None
         self._missing: list[str] = []
         self.readings: tuple[GpuReading, ...] = ()
         self.read_at: float | None = None
         """Loop time of the last reading of any GPU; None before the first."""
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def once(self) -> None:
         """Read now, and tell."""

@@ -63,6 +63,12 @@ class EngineMetrics:
         self.queue_s = Histogram(LATENCY_BOUNDS)
         self.e2e_s = Histogram(LATENCY_BOUNDS)
 
+    def stepped(self, took_s: float, sequences: int) -> None:
+        """One step of the engine has ended."""
+        self.busy_s += took_s
+        self.steps += 1
+        self.batch_seqs += sequences
+
     def text(self, *, running: int, waiting: int, kv_usage: float, max_batch: int, cache_config: dict[str, str]) -> str:
         """Prometheus text. `kv_usage` is a share, 0 to 1; `max_batch` the most sequences one step can hold."""
         labels = self._labels

@@ -118,9 +118,7 @@ class SimulatedEncoder(FaultyEngine):
         if result is None:
             return
         metrics = self._metrics
-        metrics.busy_s += self._pacer.wall_s(result.duration_ns)
-        metrics.steps += 1
-        metrics.batch_seqs += result.size
+        metrics.stepped(self._pacer.wall_s(result.duration_ns), result.size)
         batch = self._batches.pop(result.id, None)
         if batch is None:  # all its clients have left
             return

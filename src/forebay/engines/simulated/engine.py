@@ -128,9 +128,7 @@ class SimulatedEngine(FaultyEngine):
         if result is None:
             return
         metrics = self._metrics
-        metrics.busy_s += self._pacer.wall_s(result.duration_ns)
-        metrics.steps += 1
-        metrics.batch_seqs += result.batch_seqs
+        metrics.stepped(self._pacer.wall_s(result.duration_ns), result.batch_seqs)
         gaps: dict[int, int] = {}
         fail_at = self._faults().faults.error_after_tokens
         for job_id, _ in result.tokens:
