@@ -37,6 +37,7 @@ from forebay.ingress.admin import AdminServer
 from forebay.ingress.http.cors import Cors
 from forebay.ingress.http.exact import load as exact_tokens
 from forebay.ingress.http.peek import peek
+from forebay.ingress.http.retry_ticket import configured as retry_tickets
 from forebay.ingress.http.routes import EXACT, Route, Routes
 from forebay.ingress.http.server import ServerConnection
 from forebay.ingress.http.site import HttpLimits, Site
@@ -167,6 +168,7 @@ class App:
         if self.stored is not None:
             self.stored.reconfigure(new)
         self.site.reload(key_table(new), anonymous_entry(new), new.responses.overload_status)
+        self.site.retry_tickets = retry_tickets(new.admission, self.site.retry_tickets)
         self.metrics.know_classes(new.classes)
         self.config = new
         self.watch.reload(new)
@@ -223,10 +225,15 @@ class App:
                 *(() if self.desk is None else self.desk.degraded),
             ],
             "signal_ages_s": {name: round(age, 1) for name, age in self.watch.ages_s().items()},
+            "retry_tickets": self._ticket_counts() if self.config.admission.retry_tickets else None,
             "gpus": [reading._asdict() for reading in self.watch.gpu_readings()],
             "effective": derived(self.config),
             "depth": {pool.name: pool.tuner for pool in snapshot.pools},
         }
+
+    def _ticket_counts(self) -> dict[str, int]:
+        tickets = self.site.retry_tickets
+        return {} if tickets is None else dict(tickets.counts)
 
     def tuners(self, frozen: bool | None = None) -> dict[str, object]:
         """For /api/v1/tuner: what the depth tuners found; with True or False they are frozen first, or go on."""
@@ -253,6 +260,7 @@ class App:
                 snapshot=self.snapshot,
                 connections=lambda: len(self.site.connections),
                 buffered_body_bytes=lambda: self.site.buffered_bytes,
+                retry_tickets=self._ticket_counts,
                 signal_ages_s=lambda: self.watch.ages_s(),  # noqa: PLW0108 - made after this
                 gpus=lambda: self.watch.named_gpus(),  # noqa: PLW0108 - made after this
             ),
@@ -468,6 +476,7 @@ class App:
             audit=self,
             overload_status=config.responses.overload_status,
             desk=self.desk,
+            retry_tickets=retry_tickets(config.admission, None),
             cors=Cors(server.cors_origins) if server.cors_origins else None,
             ready=self.ready,
             read=peek if (exact := exact_tokens(config.estimate.tokenizers)) is None else exact.read,

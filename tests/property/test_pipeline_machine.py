@@ -48,6 +48,7 @@ CHAT = PoolConfig(
     hold_ns=5 * SECOND,
     health=HealthConfig(failures_max=1),
     fair=FairShareConfig(reserve_from=4),
+    retry_tickets=True,
     tuning=TuningConfig(
         DerivedConfig(least=1, most=9, interval_ns=2 * SECOND, releases_min=1, releases_enough=2, busy=0.1),
         StepwiseConfig(least=1, interval_ns=5 * SECOND, answers_min=1),
@@ -198,6 +199,7 @@ class PipelineMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         hold_back=st.sampled_from([0.0, 0.0, 0.4]),
         screened=st.booleans(),
+        shows_ticket=st.sampled_from([False, False, True]),
     )
     def offer(
         self,
@@ -210,6 +212,7 @@ class PipelineMachine(RuleBasedStateMachine):
         priority: int,
         hold_back: float,
         screened: bool,
+        shows_ticket: bool,
     ) -> None:
         request = Request(
             key=key,
@@ -224,6 +227,7 @@ class PipelineMachine(RuleBasedStateMachine):
             stream=cap is not None,
             weight=1.0 + priority,
             hold_back=hold_back,
+            holds_place=shows_ticket,
         )
         self.offered += 1
         before = self.budgets()
@@ -240,7 +244,8 @@ class PipelineMachine(RuleBasedStateMachine):
             assert self.budgets() == before, "a refusal changed a budget"
         else:
             assert isinstance(effects[0], Queued | Dispatch), "an admitted request waits or runs"
-            assert isinstance(effects[0], Dispatch) or room, "it waits though its mode has no place for it"
+            held = request.holds_place  # a ticket for which no place is left is taken back
+            assert isinstance(effects[0], Dispatch) or room or held, "it waits though its mode has no place for it"
             if key == "requests":
                 left, was = self.pipeline.budget(key).path.headers(self.now)[0][2], before[key][2][0][2]
                 # One that is evicted in the same instant never ran, and does not count.

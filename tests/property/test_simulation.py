@@ -63,7 +63,7 @@ engines = st.builds(
 )
 clients = st.builds(
     ClientSpec,
-    retry=st.sampled_from(("none", "sdk", "sdk-2025", "naive")),
+    retry=st.sampled_from(("none", "sdk", "sdk-tickets", "sdk-2025", "naive")),
     patience_s=st.sampled_from((None, 1.0, 6.0)),
     deadline_ms=st.sampled_from((None, 1500)),
     max_tokens=st.sampled_from(("unset", "power-of-two", "exact")),

@@ -66,7 +66,7 @@ ARRIVALS = ("poisson", "bursty", "gamma", "constant", "ramp", "trace")
     type=click.Choice(CLIENTS),
     default="none",
     show_default=True,
-    help="What refused callers do: retry as the OpenAI SDK, at once (naive), or not.",
+    help="What refused callers do: retry as the OpenAI SDK (with retry tickets sent back), at once (naive), or not.",
 )
 @click.option("--patience-s", type=float, metavar="S", help="Callers hang up after this long.")
 @click.option("--ttft-ms", type=float, metavar="MS", help="Objective: first token within.")

@@ -73,7 +73,7 @@ PROCESSES_MOST = 1024
 @click.option(
     "--client",
     "retry",
-    type=click.Choice(("none", "sdk", "sdk-2025", "naive")),
+    type=click.Choice(("none", "sdk", "sdk-tickets", "sdk-2025", "naive")),
     default="none",
     show_default=True,
     help="What refused callers do: retry as the OpenAI SDK, at once (naive), or not.",

@@ -83,7 +83,7 @@ policy_options = together(
     click.option("--gateways", type=COUNT, default=1, show_default=True, help="Gateways; engines are dealt out."),
     click.option("--share-engines", "engines_shared", is_flag=True, help="Every gateway sends to all engines."),
     click.option(
-        "--client", "retry", type=click.Choice(("none", "sdk", "sdk-2025", "naive")), default="none",
+        "--client", "retry", type=click.Choice(("none", "sdk", "sdk-tickets", "sdk-2025", "naive")), default="none",
         show_default=True, help="What refused callers do.",
     ),
     click.option("--patience-s", type=POSITIVE, help="Callers leave after this long."),

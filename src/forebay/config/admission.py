@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from forebay.config.fields import Milliseconds, Seconds, Section
+from forebay.config.secret import Secret
 from forebay.core.model import Mode
 from forebay.core.quota.terms import OverBudget
 
@@ -67,6 +68,23 @@ class Admission(Section, frozen=True):
             "refused first attempts and one per second."
         ),
     ] = True
+    retry_tickets: Annotated[
+        bool,
+        Meta(
+            description="Send a retry ticket (x-forebay-ticket) with every refusal that promises a place, and let the "
+            "retry that sends it back in time have that place: it spends no retry budget, is not refused for its key's "
+            "share or the predicted wait, and goes before new requests of its priority."
+        ),
+    ] = False
+    retry_ticket_secret: Annotated[
+        Secret | None,
+        Meta(
+            description="What retry tickets are signed with, 32 characters or more, the same for gateways that shall "
+            "take each other's; may be env:NAME or file:PATH. A reload changes it, and tickets signed with the one "
+            "before count until they end. Unset: a random one, of this process alone.",
+            examples=["env:FOREBAY_RETRY_TICKET_SECRET"],
+        ),
+    ] = None
     over_budget: Annotated[
         OverBudget,
         Meta(

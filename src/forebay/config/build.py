@@ -252,6 +252,7 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
             budget_ceiling_ns=int(config.slo.ttft_ms * MILLISECOND),
         ),
         retry_budget=RetryBudgetConfig() if config.admission.retry_budget else None,
+        retry_tickets=config.admission.retry_tickets,
         waiting_room=WaitingRoomConfig(config.admission.waiting_room, int(config.admission.waiting_room_s * SECOND)),
         retry=RetryConfig(probe_interval_ns=int(engine.probe.interval_s * SECOND)),
         batching=_batching(engine.batching or config.batching),

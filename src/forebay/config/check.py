@@ -18,6 +18,8 @@ from forebay.core.model import Mode
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 
+TICKET_SECRET_LENGTH_MIN = 32
+
 PRESENT = frozenset({"openai", "embedded", "simulated"})
 
 
@@ -38,6 +40,7 @@ def problems(config: Config) -> Iterator[Problem]:
     yield from _tls(config)
     yield from _sizes(config)
     yield from _waits(config)
+    yield from _retry_tickets(config)
     yield from _tuner(config)
     yield from _engines(config)
     yield from _routes(config)
@@ -163,6 +166,13 @@ def _waits(config: Config) -> Iterator[Problem]:
     for number, engine in enumerate(config.engines):
         if engine.batching is not None:
             yield from _linger(config, engine.batching, ("engines", number, "batching", "linger_ms"))
+
+
+def _retry_tickets(config: Config) -> Iterator[Problem]:
+    secret = config.admission.retry_ticket_secret
+    if secret is not None and len(secret.value) < TICKET_SECRET_LENGTH_MIN:
+        reason = f"has {len(secret.value)} characters, must have {TICKET_SECRET_LENGTH_MIN} or more"
+        yield Problem(("admission", "retry_ticket_secret"), reason, "make one with: openssl rand -hex 32")
 
 
 def _tuner(config: Config) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ def derived(config: Config) -> dict[str, Any]:
         "tpot_ms": min([config.slo.tpot_ms, *(group.tpot_ms for group in classes.values() if group.tpot_ms)]),
         "latency_ms": config.slo.latency_ms or config.slo.ttft_ms,
         "fair_share": config.admission.fair_share,
+        "retry_tickets": config.admission.retry_tickets,
         "depth_limit": depth_limit(config),
         "tuner": tuner_kind(config),
         "deadline_s": config.queue.deadline_s,

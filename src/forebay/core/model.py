@@ -130,6 +130,7 @@ class Request(msgspec.Struct, eq=False):
     media_tokens: int = 0  # images, sound and files, at list prices
     prefix: int = 0  # hash of how its prompt begins, 64 bits, where the pool's balancer asks for it; 0: not known
     shadow: tuple[Any, ...] = ()  # what settings in shadow said of it; the pipeline sets it where there are any
+    holds_place: bool = False  # its caller showed a retry ticket; the pipeline takes it back when no such place is left
 
 
 class EngineSignal(NamedTuple):
@@ -169,7 +170,7 @@ class Ticket(msgspec.Struct, eq=False):
     predicted_wait_ns: int = 0
     wait_budget_ns: int = 0
     expires: Instant = 0
-    band: int = 0  # where it stands: its priority, or above all when its priority's floor owes it a turn
+    band: float = 0  # where it stands: its priority, or above all when its floor owes it a turn; a holder half above
     start_tag: float = 0.0
     turn: int = 0  # which of the queue's turns it has
     redispatched: bool = False
@@ -217,3 +218,4 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     unit: str = ""
     obeyed: bool = True  # False: the caller's library would come back too early, in vain
     level: str = ""  # whose limit it was, when keys share it: this key, team x
+    reserved: bool = False  # a place is kept for then: whoever shows a retry ticket has it

@@ -118,6 +118,8 @@ class Pipeline:
         if isinstance(verdict, Refusal):
             return [self._shed(request, verdict, pool, now)]
         self.offered += 1
+        if request.holds_place:
+            verdicts.take_place(pool, request, now)
         if pool.shadows is not None:
             shadows.admitted(pool, request, demand, verdict, now)
         paid = path.charge(prices, now)
@@ -277,7 +279,8 @@ class Pipeline:
             return Refusal(ShedReason.DRAINING, SECOND)
         if path.limited and (refusal := path.check(prices, pool.forecast.service_ns, now)) is not None:
             return refusal
-        if request.retries and not verdicts.may_retry(pool, request, now):
+        holds = request.holds_place and verdicts.holds_place(pool, now)
+        if request.retries and not holds and not verdicts.may_retry(pool, request, now):
             return Refusal(ShedReason.RETRY_BUDGET, None)
         queue = pool.queue
         waiting, forming = queue.waiting, queue.tokens + demand.tokens
@@ -285,7 +288,8 @@ class Pipeline:
         if waiting < pool.batcher.max_size and (not waiting or forming <= pool.batcher.max_tokens):
             engine = pool.room(request, forming, now)
         mode = request.mode or pool.mode
-        if pool.shares and mode is not Mode.BACKPRESSURE and (fair := pool.fair(request.priority)) is not None:
+        shares = pool.shares and not holds and mode is not Mode.BACKPRESSURE
+        if shares and (fair := pool.fair(request.priority)) is not None:
             excess_ns = fair.excess_ns(request.flow or request.key, request.weight, now)
             if excess_ns and (engine is None or waiting or pool.free(now) <= fair.reserve(pool.places)):
                 return Refusal(ShedReason.KEY_SHARE, excess_ns)
@@ -297,6 +301,8 @@ class Pipeline:
                 if serving_from is not None or not verdicts.waits_for_warmup(pool, request, now):
                     return verdicts.away(pool, serving_from, now)
                 mode = Mode.BACKPRESSURE
+        if holds:
+            mode = Mode.BACKPRESSURE  # it was promised a place: it may wait for it, whatever is predicted
         places = pool.depth.depth_limit - 1 if verdicts.makes_way(pool, request, mode) else waiting
         refusal = pool.depth.check(request, demand, mode, waiting=places, tokens=queue.tokens, size=queue.bytes)
         return refusal or verdicts.wait_verdict(pool, request, demand, mode, now)
@@ -326,7 +332,10 @@ class Pipeline:
         request, hold = ticket.request, pool.config.hold_ns
         ticket.predicted_wait_ns = ahead.predicted_ns
         ticket.met_queue = True
-        if ahead.mode is Mode.HYBRID:
+        ticket.band = pool.band(request.priority)
+        if request.holds_place and pool.up:
+            ticket.band += verdicts.AHEAD  # and it waits in its own mode for as long as anything is held
+        elif ahead.mode is Mode.HYBRID:
             # The linger of a forming batch is the operator's wish, not the engine's lateness.
             hold = ticket.wait_budget_ns = ahead.budget_ns + pool.batcher.linger_ns
         elif ahead.mode is not ticket.mode:  # it has a place in the waiting room
@@ -335,7 +344,6 @@ class Pipeline:
         for end in (request.deadline, request.patience):
             if end is not None and end < ticket.expires:
                 ticket.expires = end
-        ticket.band = pool.band(request.priority)
         pool.queue.push(ticket, turn)
         self._exits.queued += 1
         effects: list[Effect] = [Queued(ticket)]
@@ -343,7 +351,7 @@ class Pipeline:
         for tuning in pool.tuning.looking:
             tuning.waited(pool.queue.waiting)
         if ticket.state is TicketState.QUEUED and ticket.mode is Mode.HYBRID:
-            if len(effects) > 1:  # some have left the line meanwhile
+            if len(effects) > 1 or request.holds_place:  # some have left the line meanwhile; it had no budget
                 ahead = verdicts.outlook(pool, request, ticket.mode, pool.queue.waiting, now)
             if (victim := verdicts.displaced(pool, ticket, ahead)) is not None:
                 self._exits.leave_queue(victim, pool)

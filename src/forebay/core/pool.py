@@ -58,6 +58,7 @@ class PoolConfig:
     forecast: ForecastConfig = field(default_factory=ForecastConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
     retry_budget: RetryBudgetConfig | None = None  # None: every retry is looked at
+    retry_tickets: bool = False  # are promised places kept for whoever shows a retry ticket?
     waiting_room: WaitingRoomConfig = field(default_factory=WaitingRoomConfig)
     batching: BatchingConfig = field(default_factory=PassThroughConfig)
     limit: LimitConfig = field(default_factory=FixedConfig)
@@ -87,7 +88,7 @@ class Pool:
         self.tuning = Tuners(config.tuning, config.depth.depth_limit, chance)
         self.depth.depth_limit = self.tuning.acting.depth
         self.ladder = RetryLadder(config.retry, chance)
-        self.returns = Returns(config.retry_budget)
+        self.returns = Returns(config.retry_budget, reserves=config.retry_tickets)
         self.capacity = Capacity()
         self.warmup = WarmupClock()
         self.batcher = build_batcher(config.batching)
@@ -134,7 +135,7 @@ class Pool:
             self.depth = DepthGate(config.depth)
             self.depth.depth_limit = self.tuning.acting.depth
         self.forecast.reconfigure(config.forecast)
-        self.returns.reconfigure(config.retry_budget)
+        self.returns.reconfigure(config.retry_budget, reserves=config.retry_tickets)
         if config.fair != old.fair:
             tried = self.shadows is not None and config.fair == self.shadows.config.fair
             self._fair = self.shadows.shares if self.shadows is not None and tried else {}

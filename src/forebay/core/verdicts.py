@@ -18,6 +18,8 @@ SHARED = frozenset({
 EXACT = frozenset({ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS})  # their end is known
 FULL_SHARE = 0.9
 """Of the places are taken when a pool is called full: some are free for a moment, or for those who come next."""
+AHEAD = 0.5
+"""How far the holder of a reserved place stands above its priority: before its new requests, below the next one."""
 
 
 def away(pool: Pool, serving_from: Instant | None, now: Instant) -> Refusal:
@@ -33,6 +35,20 @@ def may_retry(pool: Pool, request: Request, now: Instant) -> bool:
     """Has its key a promise or a budget for this retry, or is there no need for one?"""
     budgets = pool.returns.budgets
     return budgets is None or not pool.returns.strained or budgets.allows(request.key, now)
+
+
+def holds_place(pool: Pool, now: Instant) -> bool:
+    """Is a place left for a return that shows a retry ticket?"""
+    reserved = pool.returns.reserved
+    return reserved is not None and reserved.left(now)
+
+
+def take_place(pool: Pool, request: Request, now: Instant) -> None:
+    """It is admitted: the place that it holds is taken, or it held none."""
+    returns = pool.returns
+    request.holds_place = returns.reserved is not None and returns.reserved.take(now)
+    if request.holds_place and returns.budgets is not None:
+        returns.budgets.kept(request.key, now)
 
 
 def waits_for_warmup(pool: Pool, request: Request, now: Instant) -> bool:
@@ -85,11 +101,13 @@ def wait_verdict(pool: Pool, request: Request, demand: Demand, mode: Mode, now: 
     return Refusal(ShedReason.QUEUE_WAIT, 0, limit, actual, "ms of predicted wait")
 
 
-def _last_behind(pool: Pool, request: Request, band: int, turn: float | None) -> Ticket | None:
+def _last_behind(pool: Pool, request: Request, band: float, turn: float | None) -> Ticket | None:
     """The last of the others, if it comes after this request and may be displaced: what is held for its sender may
-    not, nor what an engine gave back."""
+    not, nor what an engine gave back or holds a reserved place."""
     last = pool.queue.last_behind(request, band, turn)
-    return last if last is not None and last.mode is Mode.HYBRID and not last.redispatched else None
+    if last is None or last.mode is not Mode.HYBRID or last.redispatched or last.request.holds_place:
+        return None
+    return last
 
 
 def makes_way(pool: Pool, request: Request, mode: Mode) -> bool:
@@ -115,11 +133,13 @@ def timed(pool: Pool, refusal: Refusal, request: Request, now: Instant) -> Refus
     reason, retry = refusal.reason, refusal.retry_after_ns
     if retry is None:
         return refusal
+    place: int | None = None  # of the calendar
     if reason in SHARED:
-        retry = max(retry, come_back_ns(pool, request, now))
+        place = come_back_ns(pool, request, now)
+        retry = max(retry, place)
     elif reason is ShedReason.WARMING and retry < request.obeys_ns:
         # When the engine is there they would all be, were they told the same.
-        retry = come_back_ns(pool, request, now, least_ns=retry)
+        place = retry = come_back_ns(pool, request, now, least_ns=retry)
     elif reason in EXACT:
         retry = pool.ladder.exact_ns(retry)
     else:
@@ -130,7 +150,10 @@ def timed(pool: Pool, refusal: Refusal, request: Request, now: Instant) -> Refus
             budgets.refused(request.key, now)
         if obeyed:
             budgets.promised(request.key, now + retry, now)
-    return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit, obeyed, refusal.level)
+    reserved = obeyed and retry == place and pool.returns.reserved is not None
+    if reserved and pool.returns.reserved is not None:
+        pool.returns.reserved.promise(now + retry, now)
+    return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit, obeyed, refusal.level, reserved)
 
 
 def come_back_ns(pool: Pool, request: Request, now: Instant, least_ns: int = 0) -> int:

@@ -18,11 +18,12 @@ from typing import cast
 
 import httptools
 
+from forebay.client import RETRY_TICKET
 from forebay.load.sse import SseCounter, usage_of
 from forebay.load.target import Target
 from forebay.load.workload import Shot
 from forebay.workload.arrival import Arrival
-from forebay.workload.retry import CONNECTION_ERROR, RetryPolicy
+from forebay.workload.retry import CONNECTION_ERROR, RetryPolicy, SdkRetry
 
 MAX_BODY_BYTES = 64 << 20
 DEFAULT_MAX_CONNECTIONS = 16384
@@ -31,6 +32,7 @@ SPARE_FILES = 64
 
 _KEPT_HEADERS = frozenset(
     {
+        RETRY_TICKET.encode(),
         b"x-forebay-reason",
         b"retry-after",
         b"retry-after-ms",
@@ -65,6 +67,7 @@ class Call:
         "shot",
         "status",
         "stream",
+        "ticket",
         "timer",
     )
 
@@ -80,6 +83,7 @@ class Call:
         self.prompt_tokens = shot.prompt_tokens
         self.output_tokens = 0
         self.left = False
+        self.ticket = ""  # the retry ticket of the last refusal
         self.connection: Connection | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.begin_attempt()
@@ -277,6 +281,7 @@ class Client:
     ) -> None:
         self._target = target
         self._policy = policy
+        self._shows_tickets = isinstance(policy, SdkRetry) and policy.shows_tickets
         self._done = done
         self._patience_ns = None if patience_s is None else int(patience_s * 1e9)
         self._rng = Random(f"{seed}/retries")
@@ -371,6 +376,7 @@ class Client:
             if broke_late
             else self._policy.delay_s(call.attempts - 1, call.status, call.headers, self._rng, time.time())
         )
+        call.ticket = call.headers.get(RETRY_TICKET, "") if self._shows_tickets else ""
         if delay_s is None:
             self._finish(call)
         elif delay_s <= 0:
@@ -442,6 +448,8 @@ class Client:
         headers = self._attempt_headers.get(retries)
         if headers is None:
             headers = self._attempt_headers[retries] = self._policy.request_headers(retries) + b"\r\n"
+        if call.ticket:
+            headers = f"{RETRY_TICKET}: {call.ticket}\r\n".encode() + headers
         connection.start(call, b"".join((call.shot.head, headers, call.shot.body)))
 
     def _finish(self, call: Call) -> None:

@@ -17,7 +17,7 @@ class Call:
 
     __slots__ = (
         "attempts", "done", "first_token", "front", "index", "joined", "key", "lease", "name", "output_tokens",
-        "prefix_tokens", "prompt_tokens", "request", "session", "text_bytes", "ticket",
+        "place", "prefix_tokens", "prompt_tokens", "request", "session", "text_bytes", "ticket",
     )  # fmt: skip
 
     def __init__(
@@ -37,6 +37,7 @@ class Call:
         self.ticket: Ticket | None = None
         self.lease: Lease | None = None
         self.name = ""  # what the engine calls it
+        self.place: Instant | None = None  # that the last refusal reserved for it
         self.joined = -1  # the engine's count of steps when its first token was there; -1 before
         self.first_token = 0
 

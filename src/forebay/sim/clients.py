@@ -8,6 +8,7 @@ from random import Random
 from zlib import crc32
 
 from forebay.config.build import KeyEntry
+from forebay.core.admission.retry_budget import EARLY_S, LATE_S
 from forebay.core.instant import MILLISECOND, SECOND
 from forebay.core.model import Refusal, Request
 from forebay.report.records import EVICT_REASONS, OutcomeName
@@ -60,6 +61,7 @@ class Callers:
         self._retries = Random(f"{scenario.seed}/retries")
         self._policy = client_model(clients.retry, clients.patience_s)
         self._retrying = not isinstance(self._policy, NoRetry)
+        self._shows_tickets = isinstance(self._policy, SdkRetry) and self._policy.shows_tickets
         self._patience_ns = None if clients.patience_s is None else int(clients.patience_s * SECOND)
         self._deadline_ns = None if clients.deadline_ms is None else clients.deadline_ms * MILLISECOND
         self._read_ns: int | None = None  # what an SDK waits for the first byte of an answer
@@ -135,6 +137,10 @@ class Callers:
         if isinstance(self._policy, SdkRetry):
             request.obeys_ns = int(self._policy.honoured_up_to_s * SECOND)  # its name tells the gateway
             request.retries = call.attempts - 1
+            if call.place is not None:
+                # A retry ticket: what the data port would find of it, as far as this caller can show one.
+                request.holds_place = call.place - EARLY_S * SECOND <= self._world.now <= call.place + LATE_S * SECOND
+                call.place = None
         return request
 
     def _cap(self, call: Call) -> int | None:
@@ -163,6 +169,8 @@ class Callers:
         status = STATUS[reason]
         if status == SHARED_STATUS:
             status = self._shared_status
+        if refusal.reserved and refusal.retry_after_ns is not None and self._shows_tickets:
+            call.place = self._world.now + refusal.retry_after_ns
         outcome: OutcomeName = "evicted" if reason in EVICT_REASONS else "shed"
         told = headers(refusal.retry_after_ns, refusal.obeyed) if self._retrying else {}
         self._end_or_retry(call, outcome, reason, status, told)

@@ -65,7 +65,7 @@ class Asked:
     in_flight: int | None = None
     gateways: int = 1
     engines_shared: bool = False
-    retry: Literal["none", "sdk", "sdk-2025", "naive"] = "none"
+    retry: Literal["none", "sdk", "sdk-tickets", "sdk-2025", "naive"] = "none"
     patience_s: float | None = None
     deadline_ms: int | None = None
     ttft_ms: float | None = None

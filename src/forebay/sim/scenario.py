@@ -74,7 +74,8 @@ class EngineSpec(Spec, frozen=True, kw_only=True):
 class ClientSpec(Spec, frozen=True):
     """How callers behave.
 
-    `retry`: after a refusal as the official SDKs do (`sdk`, or `sdk-2025` for older ones), at once (`naive`), or never.
+    `retry`: after a refusal as the official SDKs do (`sdk`, or `sdk-2025` for older ones, or `sdk-tickets` with retry
+    tickets sent back), at once (`naive`), or never.
     `patience_s`: the caller leaves so long after it first sent, whatever has come of it. `deadline_ms`: told to the
     gateway with every attempt; SDKs also tell their read time-out, which is the patience, or 600 s.
     `max_tokens`: the cap that the caller sets: none, the next power of two from the answer's real length on, or that
@@ -82,7 +83,7 @@ class ClientSpec(Spec, frozen=True):
     from request to request.
     """
 
-    retry: Literal["none", "sdk", "sdk-2025", "naive"] = "none"
+    retry: Literal["none", "sdk", "sdk-tickets", "sdk-2025", "naive"] = "none"
     patience_s: Positive | None = None
     deadline_ms: Whole | None = None
     max_tokens: Literal["unset", "power-of-two", "exact"] = "unset"

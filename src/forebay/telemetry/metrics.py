@@ -61,6 +61,7 @@ class Sources:
     snapshot: Callable[[], Snapshot]
     connections: Callable[[], int] = lambda: 0  # of clients, open now
     buffered_body_bytes: Callable[[], int] = lambda: 0
+    retry_tickets: Callable[[], Mapping[str, int]] = dict  # what became of them -> how many; empty when there are none
     signal_ages_s: Callable[[], Mapping[str, float]] = dict  # name of a signal -> seconds since it was last heard
     gpus: Callable[[], Mapping[str, GpuShares]] = dict  # as the configuration names them
 
@@ -217,6 +218,12 @@ class Metrics(Collector):
         for route, count in list(self._passed.items()):
             passed.add_metric([route], count)
         yield passed
+        tickets = CounterMetricFamily(
+            "forebay_retry_tickets", "Retry tickets issued, and shown, by what became of them.", labels=["result"]
+        )
+        for result, count in self._sources.retry_tickets().items():
+            tickets.add_metric([result], count)
+        yield tickets
 
     def _time_families(self) -> Iterator[Metric]:
         yield _histogram(

@@ -51,7 +51,7 @@ class Recent:
             self._identify(request), request.key, request.model, request.route, request.priority_class,
             request.priority, ticket.mode, ticket.outcome, ticket.reason, ticket.demand, ticket.usage, ticket.arrived,
             ticket.dispatched, ticket.first_token, ticket.closed, ticket.predicted_wait_ns, ticket.wait_budget_ns,
-            ticket.met_queue, engine, request.shadow,
+            ticket.met_queue, engine, request.shadow, request.holds_place,
         ))  # fmt: skip
 
     def shed(self, request: Request, refusal: Refusal, predicted_wait_ns: int) -> None:
@@ -110,6 +110,7 @@ def _refused(entry: tuple[Any, ...]) -> dict[str, Any]:
         "level": refusal.level,
         "retry_after_ms": None if retry is None else retry / MILLISECOND,
         "should_retry": retry is not None and refusal.obeyed,
+        "reserved_place": refusal.reserved,
         "predicted_wait_ms": predicted_ns / MILLISECOND,
         "estimate": _demand(demand),
         "pool": pool,
@@ -119,13 +120,14 @@ def _refused(entry: tuple[Any, ...]) -> dict[str, Any]:
 
 def _ended(entry: tuple[Any, ...]) -> dict[str, Any]:
     outcome, reason, demand, usage, arrived, dispatched, first, closed = entry[7:15]
-    predicted_ns, budget_ns, met, engine, shadow = entry[15:]
+    predicted_ns, budget_ns, met, engine, shadow, held_place = entry[15:]
     return _who(entry) | {
         "outcome": outcome.value,
         "reason": None if reason is None else reason.value,
         "decided_at_ms": arrived // MILLISECOND,
         "engine": engine,
         "met_queue": met,
+        "held_place": held_place,
         "predicted_wait_ms": predicted_ns / MILLISECOND,
         "wait_budget_ms": budget_ns / MILLISECOND,
         "queue_wait_ms": ((dispatched or closed) - arrived) / MILLISECOND,

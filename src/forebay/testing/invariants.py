@@ -56,6 +56,7 @@ def check_invariants(pipeline: Pipeline, now: Instant) -> None:
         _check_engines(pool)
         _check_queue(pool, now)
         _check_no_idle_engine(pool, now)
+        _check_reserved(pool)
     _check_wakeup(pipeline, now)
 
 
@@ -107,7 +108,7 @@ def _check_queue(pool: Pool, now: Instant) -> None:
     tokens, size = sum(t.demand.tokens for t in tickets), sum(t.request.body_bytes for t in tickets)
     _hold(5, tokens == queue.tokens, f"pool {name}: {tokens} tokens wait, the queue counts {queue.tokens}")
     _hold(5, size == queue.bytes, f"pool {name}: {size} bytes wait, the queue counts {queue.bytes}")
-    returned = sum(1 for t in tickets if t.redispatched)
+    beyond = sum(1 for t in tickets if t.redispatched or t.request.holds_place)
     depth = pool.depth
     tuner = pool.tuning.acting.tuner
     moves = tuner.interval_ns > 0
@@ -115,7 +116,7 @@ def _check_queue(pool: Pool, now: Instant) -> None:
     _hold(5, within and type(depth.depth_limit) is int, f"pool {name}: a depth of {depth.depth_limit}")
     lowered = tuner.most if moves else 0  # a depth that went down takes nothing back
     most = max([pool.batcher.max_size, lowered, *(depth.limit(t.mode) for t in tickets)])
-    _hold(5, len(tickets) - returned <= most, f"pool {name}: {len(tickets)} wait, at most {most} may")
+    _hold(5, len(tickets) - beyond <= most, f"pool {name}: {len(tickets)} wait, at most {most} may")
     living = {id(e[2]) for e in queue._expiries if e[2].state is TicketState.QUEUED}
     _hold(5, living == {id(t) for t in tickets}, f"pool {name}: a waiting ticket has no expiry")
     turns = sorted(((-t.band, t.start_tag, t.turn, t) for t in tickets), key=lambda held: held[:3])
@@ -125,6 +126,15 @@ def _check_queue(pool: Pool, now: Instant) -> None:
     _hold(8, all(t.arrived <= now for t in tickets), f"pool {name}: a ticket waits since the future")
     correction = pool.forecast.correction
     _hold(9, isfinite(correction) and 0.2 <= correction <= 20.0, f"pool {name}: correction {correction}")
+
+
+def _check_reserved(pool: Pool) -> None:
+    reserved = pool.returns.reserved
+    if reserved is not None:
+        figures = f"pool {pool.config.name}: {reserved.taken} places were taken of {reserved.promised} promised"
+        _hold(15, reserved.taken <= reserved.promised, figures)
+        holders = sum(1 for t in _waiting(pool) if t.request.holds_place)
+        _hold(15, holders <= reserved.taken or pool.reconfigured, f"{figures}, {holders} wait for theirs")
 
 
 def _check_no_idle_engine(pool: Pool, now: Instant) -> None:

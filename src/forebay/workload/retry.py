@@ -49,6 +49,8 @@ class SdkRetry:
     initial_delay_s: float = 0.5
     max_delay_s: float = 8.0
     read_timeout_s: float = 600.0
+    shows_tickets: bool = False
+    """Does it send the retry ticket of a refusal back with its next attempt, as `forebay.client` lets it?"""
 
     def delay_s(
         self, retries_done: int, status: int, headers: Mapping[str, str], rng: Random, wall_s: float
@@ -116,7 +118,7 @@ class NoRetry:
         return b""
 
 
-CLIENTS = ("sdk", "sdk-2025", "naive", "none")
+CLIENTS = ("sdk", "sdk-tickets", "sdk-2025", "naive", "none")
 
 
 def client_model(name: str, patience_s: float | None = None) -> RetryPolicy:
@@ -124,6 +126,8 @@ def client_model(name: str, patience_s: float | None = None) -> RetryPolicy:
     timeout = 600.0 if patience_s is None else patience_s
     if name == "sdk":
         return SdkRetry(read_timeout_s=timeout)
+    if name == "sdk-tickets":
+        return SdkRetry(read_timeout_s=timeout, shows_tickets=True)
     if name == "sdk-2025":
         return SdkRetry(honoured_up_to_s=60.0, gives_up_beyond=False, read_timeout_s=timeout)
     if name == "naive":

@@ -35,6 +35,16 @@ class _Key:
         self.at = now
         self.due: dict[int, int] = {}  # returns that were promised, by the second
 
+    def expected(self, now: Instant) -> bool:
+        """Was a return promised for about now? It is used up."""
+        due, second = self.due, now // SECOND
+        for told in range(second - LATE_S, second + EARLY_S + 1):
+            count = due.get(told)
+            if count:
+                due[told] = count - 1
+                return True
+        return False
+
 
 class RetryBudgets:
     """Those of one pool's keys."""
@@ -62,16 +72,16 @@ class RetryBudgets:
     def allows(self, key: str, now: Instant) -> bool:
         """May a retry of this key be looked at? It uses a promise up, or a part of the budget."""
         held = self._of(key, now)
-        due, second = held.due, now // SECOND
-        for told in range(second - LATE_S, second + EARLY_S + 1):
-            count = due.get(told)
-            if count:
-                due[told] = count - 1
-                return True
+        if held.expected(now):
+            return True
         if held.tokens < 1.0:
             return False
         held.tokens -= 1.0
         return True
+
+    def kept(self, key: str, now: Instant) -> None:
+        """A return that needs no budget came: if it was promised, that is used up."""
+        self._of(key, now).expected(now)
 
     def _of(self, key: str, now: Instant) -> _Key:
         """Its state, with what came in since it was last looked at."""

@@ -8,6 +8,7 @@ places are promised. When some of those told to come back stay away, as many mor
 
 from __future__ import annotations
 
+from forebay.core.admission.reserved import ReservedPlaces
 from forebay.core.admission.retry_budget import RetryBudgetConfig, RetryBudgets
 from forebay.core.instant import SECOND, Instant
 
@@ -26,11 +27,13 @@ TOLD_MIN = 20.0  # fewer say nothing of who comes back
 class Returns:
     """Counts what comes to one pool, in steps of time."""
 
-    def __init__(self, budget: RetryBudgetConfig | None = None) -> None:
+    def __init__(self, budget: RetryBudgetConfig | None = None, *, reserves: bool = False) -> None:
         self.budgets: RetryBudgets | None = None
         """What each key may retry unasked while the pool is overloaded; None: as much as it likes."""
+        self.reserved: ReservedPlaces | None = None
+        """The places that are kept for retry tickets; None: a promise is a place among all others."""
         self._budget: RetryBudgetConfig | None = None
-        self.reconfigure(budget)
+        self.reconfigure(budget, reserves=reserves)
         self.usual_rate = 0.0
         """New requests per second, spikes left out; 0.0 in the first step."""
         self._steps = 0  # that it is the mean of
@@ -41,8 +44,10 @@ class Returns:
         self._due: dict[int, int] = {}  # promises to those whose return can be seen, by step
         self._told = self._came = 0.0
 
-    def reconfigure(self, budget: RetryBudgetConfig | None) -> None:
-        """Keep budgets by other settings; every key begins anew when these differ."""
+    def reconfigure(self, budget: RetryBudgetConfig | None, *, reserves: bool) -> None:
+        """Keep budgets by other settings; every key begins anew when these differ. Reserve places, or no more."""
+        if reserves != (self.reserved is not None):
+            self.reserved = ReservedPlaces() if reserves else None
         if budget != self._budget:
             self._budget, self.budgets = budget, None if budget is None else RetryBudgets(budget)
 

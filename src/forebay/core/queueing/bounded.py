@@ -21,7 +21,7 @@ from forebay.core.queueing.ordering import Line, OrderConfig, Standing
 
 LEFTOVERS_MAX = 192
 
-Turn: TypeAlias = tuple[int, float, int]
+Turn: TypeAlias = tuple[float, float, int]
 """Minus the band, the tag, and the number of the turn: lower goes first."""
 Held: TypeAlias = tuple[int, float, int, Ticket]
 """A turn, and who has it."""
@@ -123,7 +123,7 @@ class FairQueue:
             first = line.earliest() if line.uneven else ticket
         return first if first.band == ticket.band else ticket
 
-    def ahead_of(self, request: Request, band: int, tag: float | None = None) -> int:
+    def ahead_of(self, request: Request, band: float, tag: float | None = None) -> int:
         """How many would be served before this request, were it to wait too: none of its own flow's goes behind it.
         O(what its flow has waiting)."""
         flow = _flow(request)
@@ -133,7 +133,7 @@ class FairQueue:
             return ahead
         return ahead + sum(1 for own in line.tickets if (-own.band, own.start_tag, own.turn) > mine)
 
-    def last_behind(self, request: Request, band: int, tag: float | None = None) -> Ticket | None:
+    def last_behind(self, request: Request, band: float, tag: float | None = None) -> Ticket | None:
         """The ticket whose turn comes last, of flows other than this request's, if that is after this request's turn.
         Asks no more than the last of all, save those of its own flow."""
         flow = _flow(request)
@@ -147,7 +147,7 @@ class FairQueue:
                 return held[3]
         return None
 
-    def _turn_now(self, flow: Flow, band: int, tag: float | None) -> Turn:
+    def _turn_now(self, flow: Flow, band: float, tag: float | None) -> Turn:
         """The turn that a request of this flow would get: after all others of the same tag."""
         return -band, self._clock.tag_now(flow) if tag is None else tag, NUMBERS_END
 

@@ -11,7 +11,8 @@ MAX_AGE_S = 600  # browsers ask again after at most so long anyway, or after les
 ANY = "*"
 
 EXPOSED = (
-    b"retry-after, retry-after-ms, x-should-retry, x-request-id, x-forebay-reason, server-timing, "
+    b"retry-after, retry-after-ms, x-should-retry, x-request-id, x-forebay-reason, "
+    b"x-forebay-ticket, server-timing, "
     b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )

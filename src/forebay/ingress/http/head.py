@@ -26,6 +26,7 @@ from forebay.ingress.http.headers import (
     REQUEST_ID,
     REQUEST_ID_MAX,
     RETRY_COUNT,
+    RETRY_TICKET,
     TRANSFER_ENCODING,
     UPGRADE,
     USER_AGENT,
@@ -33,6 +34,7 @@ from forebay.ingress.http.headers import (
     milliseconds,
     whole,
 )  # fmt: skip
+from forebay.ingress.http.retry_ticket import ShownTicket
 from forebay.ingress.http.routes import Dialect
 from forebay.ingress.libraries import obeys_ns
 from forebay.ingress.status import TABLE, error_body
@@ -80,6 +82,7 @@ class Head:
     _obeys_ns = OBEYED_NS
     _retries: int | None = None
     _idempotency = b""
+    _retry_ticket: ShownTicket | None = None
 
     def header(self, known: int, value: bytes) -> None:
         """One of the header lines that are read; the connection passes the others on unread."""
@@ -133,6 +136,8 @@ class Head:
             self._flow = value[:REQUEST_ID_MAX].decode("latin-1")
         elif known == IDEMPOTENCY:
             self._idempotency, self._named = value, True
+        elif known == RETRY_TICKET:
+            self._retry_ticket, self._named = ShownTicket(value), True
         else:
             self._from_a_page(known, value)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 CONTENT_LENGTH, TRANSFER_ENCODING, AUTHORIZATION, API_KEY, HOST, EXPECT, REQUEST_ID, CONTENT_TYPE = range(8)
 CONTENT_ENCODING, DEADLINE_MS, PRIORITY, DROP, CONNECTION, FLOW, READ_TIMEOUT, UPGRADE = range(8, 16)
-USER_AGENT, RETRY_COUNT, IDEMPOTENCY, ORIGIN, PREFLIGHT_METHOD, PREFLIGHT_HEADERS = range(16, 22)
+RETRY_TICKET, USER_AGENT, RETRY_COUNT, IDEMPOTENCY, ORIGIN, PREFLIGHT_METHOD, PREFLIGHT_HEADERS = range(16, 23)
 KNOWN: dict[bytes, int] = {
     b"content-length": CONTENT_LENGTH,
     b"transfer-encoding": TRANSFER_ENCODING,
@@ -19,6 +19,7 @@ KNOWN: dict[bytes, int] = {
     b"x-forebay-deadline-ms": DEADLINE_MS,
     b"x-stainless-read-timeout": READ_TIMEOUT,
     b"x-forebay-priority": PRIORITY,
+    b"x-forebay-ticket": RETRY_TICKET,
     b"x-llm-d-inference-fairness-id": FLOW,
     b"connection": CONNECTION,
     b"keep-alive": DROP,

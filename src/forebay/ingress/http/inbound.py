@@ -21,6 +21,7 @@ from forebay.ingress.status import REASON_PHRASES, TABLE, error_body, explain, r
 
 if TYPE_CHECKING:
     from forebay.config.build import KeyEntry
+    from forebay.ingress.http.retry_ticket import ShownTicket
     from forebay.ingress.http.server import ServerConnection
 
 
@@ -115,6 +116,8 @@ class Inbound(Head):
         desk, key = self.site.desk, self.key
         if desk is not None and key is not None and not desk.knows(key.id):
             return  # what it may spend is only being asked for
+        if not model and self._retry_ticket is not None and self._holds_any(self._retry_ticket):
+            return  # its body says whether that is in its own pool
         if pipeline.pool_for(model) is not None:
             least = Peek(max_output_tokens=0, counted_tokens=1)
             request = self._request(route, least, self.content_length or 0, model)
@@ -183,7 +186,7 @@ class Inbound(Head):
         assert key is not None
         deadline, patience = self._deadline_ms, self._patience_ms
         # By position: this is made for every request.
-        return Request(
+        request = Request(
             key.id,
             model,
             route.name,
@@ -211,6 +214,19 @@ class Inbound(Head):
             seen.tokens_per_byte,
             seen.media_tokens,
         )
+        if self._retry_ticket is not None:
+            self._show(self._retry_ticket, request)
+        return request
+
+    def _show(self, ticket: ShownTicket, request: Request) -> None:
+        """Does its retry ticket hold a place? It is a return then, whether its library numbers it or not."""
+        tickets, pool = self.site.retry_tickets, self.site.gateway.pipeline.pool_for(request.model)
+        if tickets is not None and pool is not None and ticket.holds(tickets, request.key, pool.config.name):
+            request.holds_place, request.retries = True, request.retries or 1
+
+    def _holds_any(self, ticket: ShownTicket) -> bool:
+        tickets, key = self.site.retry_tickets, self.key
+        return tickets is not None and key is not None and ticket.valid(tickets, key.id)
 
     def _pass_on(self, route: Route) -> None:
         """A control request: to any engine that is up."""
@@ -328,10 +344,21 @@ class Inbound(Head):
         body = error_body(dialect, message=explain(refusal), type=answer.type, code=answer.code)
         headers = b"content-type: application/json\r\nx-forebay-reason: %b\r\n" % reason.encode()
         headers += retry_headers(refusal.retry_after_ns, refusal.obeyed)
+        if refusal.reserved:
+            headers += self._ticket_line(refusal)
         if self.key is not None:
             path = self.site.gateway.pipeline.budget(self.key.id).path_for(self.model)
             headers += rate_limit_lines(path, self.site.clock())
         self._prepare(status, headers, body)
+
+    def _ticket_line(self, refusal: Refusal) -> bytes:
+        """The retry ticket for the place that the refusal promises; none when these were switched off meanwhile."""
+        tickets, key, wait_ns = self.site.retry_tickets, self.key, refusal.retry_after_ns
+        pipeline = self.site.gateway.pipeline
+        pool = pipeline.pool_for(self.model) or pipeline.pools[0]  # as it was screened, with its body unread
+        if tickets is None or key is None or wait_ns is None:
+            return b""
+        return b"x-forebay-ticket: %b\r\n" % tickets.issue(key.id, pool.config.name, wait_ns)
 
     def failed(self, reason: str, detail: str) -> None:
         """The engine failed before a byte of the answer was sent."""

@@ -16,6 +16,7 @@ from forebay.engines.deadlines import Deadlines
 from forebay.engines.openai import OpenAIEngine
 from forebay.ingress.http.cors import Cors
 from forebay.ingress.http.peek import Peek, peek
+from forebay.ingress.http.retry_ticket import RetryTickets
 from forebay.ingress.http.routes import Routes
 from forebay.ingress.repeats import Repeats
 from forebay.live.gateway import Gateway
@@ -75,6 +76,7 @@ class Site:
     overload_status: int = 503
     desk: Desk | None = None  # the ledger's, when there is a store
     stored: Keyring | None = None  # keys of the store
+    retry_tickets: RetryTickets | None = None  # None: none are issued, and those that are shown are not looked at
     cors: Cors | None = None  # None: pages of other origins are the engine's business
     clock: Callable[[], int] = field(init=False)
     ready: Callable[[], bool] = lambda: True
