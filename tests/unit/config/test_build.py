@@ -250,3 +250,20 @@ def test_the_lower_cap_of_output_counts(everybody: int | None, own: int | None, 
     text += f"[estimate]\ncap_output_tokens = {everybody}\n" if everybody else ""
     entries = {entry.id: entry for entry in key_table(loads(text, environment={}).config).values()}
     assert (entries["l"].max_output_tokens, entries["k"].max_output_tokens) == (caps, everybody)
+
+
+def test_retry_tickets_reserve_places_and_their_secret_is_not_shown() -> None:
+    text = f"""
+    [admission]
+    retry_tickets = true
+    retry_ticket_secret = "{"s" * 40}"
+    [[engines]]
+    name = "e"
+    urls = ["http://127.0.0.1:1"]
+    """
+    config = loads(text, environment={}).config
+    (pool,) = pipeline_config(config).pools
+    assert pool.retry_tickets
+    shown = f"{plain(config)} {derived(config)} {config!r}"
+    assert "s" * 40 not in shown
+    assert plain(config)["admission"]["retry_ticket_secret"] == "***"

@@ -206,6 +206,10 @@ def test_a_value_from_the_environment_or_a_flag_is_named_by_it() -> None:
         ('[classes."a b"]', 'f.toml:1: [classes.a b]: is "a b", which is not allowed'),
         ("[keys]\nanonymous = 1", "f.toml:2: [keys] anonymous: is 1, must be true or false"),
         ("[admin]\ntoken = 5", "f.toml:2: [admin] token: must be a string in quotes"),
+        (
+            '[admission]\nretry_ticket_secret = "short"',
+            "f.toml:2: [admission] retry_ticket_secret: has 5 characters, must have 32 or more; make one with: openssl",
+        ),
         ('[admin]\ntoken = "a b"', "f.toml:2: [admin] token: the secret has spaces"),
         ('[admin]\ntoken = "file:/does/not/exist"', "f.toml:2: [admin] token: file '/does/not/exist' cannot be read"),
         ('[admin]\nhost = "0.0.0.0"', 'f.toml:2: [admin] host: is "0.0.0.0", which others can reach, and no token'),

@@ -48,6 +48,7 @@ def config(text: str) -> Config:
         ("[slo]", "[gpu]\nmemory_high = 0.9\n[slo]"),
         ('"s1"', '"s2"'),
         ("requests_per_minute = 5 }", 'requests_per_minute = 9 }\n[[keys.static]]\nid = "l"\nsecret = "s3"'),
+        ("[slo]", f'[admission]\nretry_tickets = true\nretry_ticket_secret = "{"s" * 32}"\n[slo]'),
         ("[slo]", "[responses]\noverload_status = 529\n[slo]"),
     ],
 )

@@ -33,6 +33,7 @@ def test_every_commented_setting_is_valid_once_uncommented(
         "FOREBAY_ADMIN_READ_TOKEN": "d",
         "ENGINE_API_KEY": "b",
         "TEAM_A_KEY": "c",
+        "FOREBAY_RETRY_TICKET_SECRET": "e" * 32,
     }
     config, warnings = loads(text, environment=environment)
     assert warnings == ()

@@ -244,6 +244,15 @@ def test_the_sdk_client_waits_as_told_then_succeeds() -> None:
     assert b"x-stainless-retry-count: 1\r\n" in server.heads[1]
 
 
+@pytest.mark.parametrize("shows", [True, False])
+def test_a_retry_ticket_goes_out_with_the_next_attempt_alone(shows: bool) -> None:
+    told = "retry-after-ms: 1\r\nx-forebay-ticket: abc\r\n"
+    server = Scripted(refusal("queue_full", headers=told), refusal("queue_full", headers="retry-after-ms: 1\r\n"), OK)
+    (record,) = run(exchange(server, policy=SdkRetry(shows_tickets=shows)))
+    assert (record.outcome, record.attempts) == ("completed", 3)
+    assert [b"x-forebay-ticket: abc\r\n" in head for head in server.heads] == [False, shows, False]
+
+
 def test_the_sdk_client_obeys_should_retry_false() -> None:
     server = Scripted(refusal("key_credits", 429, "x-should-retry: false\r\n"))
     (record,) = run(exchange(server, policy=SdkRetry()))

@@ -77,6 +77,16 @@ def test_an_sdk_comes_back_when_it_was_told_to_and_at_most_twice() -> None:
     )
 
 
+def test_one_who_shows_retry_tickets_is_refused_once_at_most() -> None:
+    full = FULL.replace('"admission"\n[[', '"admission"\nretry_tickets = true\n[[')
+    without, with_ = (rows(simulate(full, clients=ClientSpec(retry=retry))) for retry in ("sdk", "sdk-tickets"))
+    assert any(row.attempts > 2 for row in without), "a promise is not always kept"
+    returned = [row for row in with_ if row.attempts > 1]
+    assert len(returned) > 10
+    assert {(row.attempts, row.outcome) for row in returned} == {(2, "completed")}
+    assert rows(simulate(clients=ClientSpec(retry="sdk-tickets"))) == rows(simulate(clients=ClientSpec(retry="sdk")))
+
+
 def test_an_impatient_loop_comes_back_at_once() -> None:
     found = rows(simulate(clients=ClientSpec(retry="naive")))
     shed = [row for row in found if row.outcome == "shed"]

@@ -42,7 +42,11 @@ class World:
     def __init__(self, limit: int = 1, mode: Mode = Mode.HYBRID, batching: DynamicConfig | None = None) -> None:
         self.now = SECOND
         self.metrics = Metrics(
-            Sources(lambda: self.pipeline.snapshot(self.now), signal_ages_s=lambda: {"probe a/0": 0.5}),
+            Sources(
+                lambda: self.pipeline.snapshot(self.now),
+                signal_ages_s=lambda: {"probe a/0": 0.5},
+                retry_tickets=lambda: {"held": 3},
+            ),
             routes=["chat"],
             classes=["gold"],
             reasons=["invalid_key", "malformed"],
@@ -226,6 +230,7 @@ def test_a_gateway_at_rest_tells_its_state() -> None:
     assert world.read("queue_depth_limit", pool="a") == 256
     assert world.read("wait_budget_seconds", pool="a") == 0.05
     assert world.read("signal_age_seconds", signal="probe a/0") == 0.5
+    assert world.read("retry_tickets_total", result="held") == 3
     assert world.read("ledger_lag_seconds") == 0.25
     assert world.read("ledger_store_up") == 1
     assert world.read("ledger_lost_total") == 0

@@ -120,6 +120,11 @@ def test_the_sdk_model_tells_its_retry_count_and_patience() -> None:
     assert client_model("naive").request_headers(1) == b""
 
 
+def test_one_sdk_model_shows_retry_tickets() -> None:
+    assert client_model("sdk-tickets", 9.0) == SdkRetry(read_timeout_s=9.0, shows_tickets=True)
+    assert client_model("sdk") == SdkRetry()
+
+
 def test_the_naive_model_comes_back_at_once_whatever_it_is_told() -> None:
     naive = NaiveRetry(max_retries=2)
     refusal = {"retry-after": "30", "x-should-retry": "false"}
