@@ -23,7 +23,7 @@ LEFTOVERS_MAX = 192
 
 Turn: TypeAlias = tuple[float, float, int]
 """Minus the band, the tag, and the number of the turn: lower goes first."""
-Held: TypeAlias = tuple[int, float, int, Ticket]
+Held: TypeAlias = tuple[float, float, int, Ticket]
 """A turn, and who has it."""
 NUMBERS_END = 1 << 62
 """Beyond the number of any turn."""
