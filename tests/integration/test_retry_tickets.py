@@ -19,22 +19,11 @@ import openai
 import pytest
 
 from forebay.client import RetryTickets
-from tests.faults.rig import (
-    Answer,
-    FakeBackend,
-    GatewayProcess,
-    RawClient,
-    ask,
-    chat,
-    config_for,
-    eventually,
-    key,
-    marker,
-    scripts,
-    serving,
-)
-from tests.faults.rig.client import wire
-from tests.faults.rig.gateway import to_toml
+from tests.faults.rig import scripts
+from tests.faults.rig.backend import FakeBackend
+from tests.faults.rig.client import Answer, RawClient, ask, chat, marker, wire
+from tests.faults.rig.gateway import GatewayProcess, config_for, key, serving, to_toml
+from tests.faults.rig.waiting import eventually
 
 TICKET = "x-forebay-ticket"
 SECRET, OTHER = "a-secret-of-thirty-two-characters", "another-secret-and-as-long-as-any"

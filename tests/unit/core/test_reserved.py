@@ -362,7 +362,7 @@ def drive(steps: list[tuple[str, int | None, int, int, int]], *, shown: bool, pr
     return both, pipeline
 
 
-@settings(deadline=None, max_examples=60, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(STEPS)
 def test_tickets_that_nobody_issued_change_no_decision(steps: list[tuple[str, int | None, int, int, int]]) -> None:
     without, _ = drive(steps, shown=False, promises=False)
@@ -370,7 +370,7 @@ def test_tickets_that_nobody_issued_change_no_decision(steps: list[tuple[str, in
     assert forged.said == without.said
 
 
-@settings(deadline=None, max_examples=60, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(STEPS)
 def test_a_flood_of_tickets_holds_no_more_places_than_the_calendar_gave(
     steps: list[tuple[str, int | None, int, int, int]],
