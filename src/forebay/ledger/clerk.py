@@ -41,18 +41,19 @@ class _Batch:
 
 
 class Clerk:
-    """One gateway's dealings with the store. `deliver` and `posted` are called on this thread."""
+    """One gateway's dealings with the store. What it is given to call is called on this thread."""
 
     def __init__(
         self, posting: Posting, journal: str, *, post_s: float, lease_ttl_s: float,
-        deliver: Callable[[Answers], None], lapsed: Callable[[], None], posted: Callable[[int], None],
+        deliver: Callable[[Answers], None], beyond: Callable[[dict[str, int]], None], lapsed: Callable[[], None],
+        posted: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.trouble: str | None = None
         self.posted = 0  # number of the last frame that the store has
         self.settlements = 0  # that the store has taken
         self._posting, self._journal = posting, journal
         self._post_s, self._ttl_s = post_s, lease_ttl_s
-        self._deliver, self._lapsed, self._tell_posted = deliver, lapsed, posted
+        self._deliver, self._beyond, self._lapsed, self._tell_posted = deliver, beyond, lapsed, posted
         self._lock = threading.Condition()
         self._tally, self._upto, self._since = Tally(), 0, 0.0
         self._batch: _Batch | None = None
@@ -141,7 +142,9 @@ class Clerk:
         self._watch_lease()
 
     def _work(self) -> None:
-        """One round. What somebody waits for comes first."""
+        """One round. What somebody waits for comes first; but what lapsed is no part of a lease that is opened now."""
+        if self._has_lapsed:
+            self._give_back()
         self._hold()
         now = time.monotonic()
         if now >= self._post_at:
@@ -173,8 +176,10 @@ class Clerk:
                     return  # open streams alone: the store need not hear of every frame
                 self._batch, self._tally = _Batch(self._upto, self._tally, self._since), Tally()
         batch = self._batch
-        self._posting.post(self._journal, self.posted, batch.upto, batch.tally)
+        beyond = self._posting.post(self._journal, self.posted, batch.upto, batch.tally)
         self.posted, self._batch = batch.upto, None
+        if beyond:
+            self._beyond(beyond)
         self.settlements += batch.tally.settlements
         self._tell_posted(batch.upto)
 

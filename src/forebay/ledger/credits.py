@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sqlalchemy import ColumnElement, Connection, bindparam, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
 
 from forebay.errors import UsageError
 from forebay.ledger.booking import Page, Transfer, chunks, transfers_by
 from forebay.ledger.database import Database
-from forebay.ledger.tables import leases
+from forebay.ledger.tables import accounts, entries, leases, transfers
 
 LARGEST = 1 << 53
 """Tokens of one transfer: exact in every JSON reader, and far from what 64 bits hold."""
@@ -168,8 +168,12 @@ class Credits:
 
     # ---- what was used -----------------------------------------------------------------------------------------
 
-    def capture(self, connection: Connection, journal: str, sequence: int, used: Mapping[str, int]) -> None:
-        """Take what was used from the gateway's leases: key -> tokens, up to record `sequence` of its journal."""
+    def capture(self, connection: Connection, journal: str, sequence: int, used: Mapping[str, int]) -> dict[str, int]:
+        """Take what was used from the gateway's leases: key -> tokens, up to record `sequence` of its journal.
+
+        Returns what went beyond a lease, key -> tokens: the account has paid that, or owes it.
+        """
+        beyond: dict[str, int] = {}
         for keys in chunks(sorted(key for key, tokens in used.items() if tokens > 0)):
             page = Page(connection, keys, self.database.now_ms(connection))
             ours = {lease.key: lease for lease in _open_leases(connection, _open_of(journal), keys)}
@@ -183,8 +187,29 @@ class Credits:
                 page.enter(key, "capture", tokens, moves, name, lease=None if lease is None else lease.id)
                 if lease is not None:
                     lease.captured += from_lease
+                    if tokens > from_lease:
+                        beyond[key] = tokens - from_lease
             _keep(connection, list(ours.values()), "open")
             page.write()
+        return beyond
+
+    def captured_beyond(
+        self, connection: Connection, journal: str, sequence: int, used: Mapping[str, int]
+    ) -> dict[str, int]:
+        """What `capture` returned when it was called with the same before."""
+        names = {f"{OURS}capture:{journal}:{sequence}:{key}": key for key in used}
+        found: dict[str, int] = {}
+        for part in chunks(list(names)):
+            wanted = (
+                select(transfers.c.idempotency, func.sum(entries.c.amount))
+                .join(entries, entries.c.transfer_id == transfers.c.id)
+                .join(accounts, accounts.c.id == entries.c.account_id)
+                .where(transfers.c.idempotency.in_(part), transfers.c.lease_id.is_not(None))
+                .where(accounts.c.kind.in_(("available", "debt")))
+                .group_by(transfers.c.idempotency)
+            )
+            found.update((names[name], -int(tokens)) for name, tokens in connection.execute(wanted))
+        return found
 
 
 def _granted(page: Page, holds: Sequence[Hold]) -> dict[str, int]:

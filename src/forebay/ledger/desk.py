@@ -65,6 +65,10 @@ class Till(Protocol):
         """Give a prepaid key more to spend; `last`: its account has no more."""
         ...
 
+    def cover_credit(self, key: str, tokens: int) -> None:
+        """Say that a prepaid key's account has paid, or owes, so much of what went beyond its leases."""
+        ...
+
     def return_credit(self, key: str) -> int:
         """Take back what is free of a prepaid key's credit."""
         ...
@@ -136,6 +140,7 @@ class Desk:
         self._clerk = Clerk(
             self._posting, name, post_s=config.post_s, lease_ttl_s=config.lease_ttl_s,
             deliver=lambda granted: self._call(self._granted, granted),
+            beyond=lambda tokens: self._call(self._paid_beyond, tokens),
             lapsed=lambda: self._call(self._lapsed),
             posted=journal.posted,
         )  # fmt: skip
@@ -220,6 +225,8 @@ class Desk:
         if path.credit is not None:
             kind = PREPAID
             metered = self._scribe.streams.pop(ticket.sequence, None) is not None
+            if ticket.request.key not in self._keys and (free := path.credit.give_back()):
+                self._clerk.give_back(ticket.request.key, free)  # the key was forgotten while this ran
             if usage is None and metered:
                 usage = NOTHING_USED
         if usage is not None:
@@ -356,6 +363,13 @@ class Desk:
                 self._ask(key, 0)
             else:
                 self._wake(key)
+
+    def _paid_beyond(self, beyond: dict[str, int]) -> None:
+        """The accounts paid what the leases did not cover: a later lease must not pay it again, and lie idle for it."""
+        for key, tokens in beyond.items():
+            if self._till.credit(key) is not None:
+                self._till.cover_credit(key, tokens)
+                self._state(key)  # so that what is free now goes back when the key is idle
 
     def _wake(self, key: str) -> None:
         for waiter in self._waiting.pop(key, ()):

@@ -85,11 +85,15 @@ class Posting:
         with self.database.read() as connection:
             return connection.execute(select(journals.c.posted).where(journals.c.id == journal)).scalar()
 
-    def post(self, journal: str, after: int, upto: int, tally: Tally) -> None:
-        """Post the frames beyond `after` up to `upto`, whose settlements `tally` adds up."""
+    def post(self, journal: str, after: int, upto: int, tally: Tally) -> dict[str, int]:
+        """Post the frames beyond `after` up to `upto`, whose settlements `tally` adds up.
+
+        Returns what went beyond the gateway's leases, key -> tokens, and was taken from the accounts themselves.
+        """
         with self.database.begin() as connection:
             if self._moves_on(connection, journal, after, upto):
-                self._take(connection, journal, upto, tally)
+                return self._take(connection, journal, upto, tally)
+            return self.credits.captured_beyond(connection, journal, upto, tally.captured)
 
     def finish(self, journal: str, after: int, upto: int, tally: Tally) -> int:
         """Post the last frames of a gateway that has ended, and give back its leases. Returns how many there were."""
@@ -114,12 +118,12 @@ class Posting:
             "the store that the journal belongs to, or an older copy of it"
         )
 
-    def _take(self, connection: Connection, journal: str, upto: int, tally: Tally) -> None:
+    def _take(self, connection: Connection, journal: str, upto: int, tally: Tally) -> dict[str, int]:
         for table, uses in ((usage, tally.uses), (model_usage, tally.of_models)):
             if rows := _usage_rows(uses):
                 grow = _grow(connection.dialect, table)
                 connection.exec_driver_sql(grow.text, grow.parameters(rows))
-        self.credits.capture(connection, journal, upto, tally.captured)
+        return self.credits.capture(connection, journal, upto, tally.captured)
 
     def used(self, at_ms: int) -> dict[str, tuple[int, int]]:
         """key -> tokens that it used in the day and in the month of `at_ms`, in and out together."""

@@ -91,6 +91,11 @@ class Gateway:
         """Give a prepaid key more to spend here. Raises KeyError for another key."""
         self.pipeline.quota.lease_credit(key, tokens, last=last)
 
+    def cover_credit(self, key: str, tokens: int) -> None:
+        """Say that a prepaid key's account has paid, or owes, so much of what went beyond its leases. Raises KeyError
+        for another key."""
+        self.pipeline.quota.cover_credit(key, tokens)
+
     def return_credit(self, key: str) -> int:
         """Take back what of a prepaid key's credit is free. Raises KeyError for another key."""
         return self.pipeline.quota.return_credit(key)

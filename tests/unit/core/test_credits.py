@@ -24,7 +24,11 @@ PREPAID = {"k": KeyTerms(prepaid=True)}
 
 
 @SETTINGS
-@given(st.lists(st.tuples(st.sampled_from(["lease", "hold", "end", "back"]), st.integers(0, 500), st.integers(0, 700))))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["lease", "hold", "end", "back", "cover"]), st.integers(0, 500), st.integers(0, 700))
+    )
+)
 def test_every_token_is_in_one_place(steps: list[tuple[str, int, int]]) -> None:
     line, leased, returned, used, open_holds = CreditLine(), 0, 0, 0, []
     for what, tokens, really in steps:
@@ -39,10 +43,31 @@ def test_every_token_is_in_one_place(steps: list[tuple[str, int, int]]) -> None:
             used += really
         elif what == "back":
             returned += line.give_back()
+        elif what == "cover":
+            beyond = line.beyond
+            line.cover(tokens)
+            leased += min(tokens, beyond)
+            assert line.beyond == beyond - min(tokens, beyond)
         assert line.leased == leased - returned == line.held + line.spent + line.left
         assert line.spent <= line.leased
         assert line.spent + line.owed == used
         assert not (line.owed and line.left), "what is owed is paid first"
+
+
+@pytest.mark.parametrize("hears_first", [True, False])
+def test_what_the_account_paid_beyond_a_lease_is_not_paid_again(hears_first: bool) -> None:
+    """Whether it hears of that before or after the next lease: then all of that lease can be spent, or given back."""
+    line = CreditLine()
+    line.lease(100)
+    line.hold(90)
+    line.capture(90, 130)
+    assert (line.spent, line.owed, line.left) == (100, 30, 0)
+    line.cover(30) if hears_first else line.lease(50)
+    line.lease(50) if hears_first else line.cover(30)
+    assert (line.spent, line.owed, line.left) == (130, 0, 50)
+    line.cover(30)
+    assert line.left == 50, "it was owed once"
+    assert line.give_back() == 50
 
 
 def test_a_key_spends_what_was_leased_and_then_is_refused(bench: Any, leases: Any, refusals: Any) -> None:

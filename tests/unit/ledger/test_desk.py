@@ -23,7 +23,7 @@ from forebay.core.pool import PoolConfig
 from forebay.core.quota.terms import KeyLimits, KeyTerms
 from forebay.errors import ForebayError
 from forebay.ledger.credits import Credits
-from forebay.ledger.database import Database, open_store
+from forebay.ledger.database import Database, StoreGoneError, open_store
 from forebay.ledger.desk import Desk, DeskConfig
 from forebay.ledger.journal import METERED, SEGMENT_HEAD, Journal, read_frames
 from forebay.ledger.statement import balance
@@ -255,6 +255,77 @@ async def test_what_lies_idle_is_given_back(store: Database, config: DeskConfig)
         await until(lambda: has(store, "k") == (970, 0, 30, 0))
 
 
+async def test_what_the_account_paid_leaves_nothing_idle_in_a_later_lease(store: Database, config: DeskConfig) -> None:
+    """An answer was longer than its lease, and the account paid the rest before the next lease came."""
+    async with running(store, replace(config, idle_s=0.2)) as rig:
+        rig.prepaid("k", 1000)
+        call = await rig.served("k", 20)
+        await until(lambda: has(store, "k") == (900, 100, 0, 0))
+        call.finish(130)
+        await until(lambda: has(store, "k")[2:] == (130, 0))
+        (await rig.served("k", 20)).finish(10)
+        await until(lambda: has(store, "k") == (860, 0, 140, 0))
+
+
+async def test_nothing_lies_idle_when_the_answer_to_a_post_was_lost(store: Database, config: DeskConfig) -> None:
+    async with running(store, replace(config, idle_s=0.2)) as rig:
+        rig.prepaid("k", 1000)
+        call = await rig.served("k", 20)
+        posting, lost = rig.desk._posting.post, []
+
+        def post_and_lose(*batch: Any) -> dict[str, int]:
+            beyond = posting(*batch)
+            if beyond and not lost:
+                lost.append(beyond)
+                raise StoreGoneError("the line broke")
+            return beyond
+
+        rig.desk._posting.post = post_and_lose
+        call.finish(130)
+        await until(lambda: bool(lost) and not rig.desk.degraded)
+        assert lost == [{"k": 30}]
+        (await rig.served("k", 20)).finish(10)
+        await until(lambda: has(store, "k") == (860, 0, 140, 0))
+
+
+async def test_debt_that_a_top_up_paid_is_not_paid_again_by_the_lease(store: Database, config: DeskConfig) -> None:
+    async with running(store, replace(config, idle_s=0.2)) as rig:
+        rig.prepaid("k", 50)
+        (await rig.served("k", 10)).finish(90)
+        await until(lambda: has(store, "k") == (0, 0, 90, 40))
+        rig.prepaid("k", 1000)
+        assert has(store, "k") == (960, 0, 90, 0)
+        rig.desk.credited("k")
+        (await rig.served("k", 20)).finish(10)
+        await until(lambda: has(store, "k") == (950, 0, 100, 0))
+
+
+async def test_a_lease_that_another_gateway_ended_is_given_back_once(
+    tmp_path: Path, config: DeskConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lapsed here is no part of the lease that is opened when the store is back."""
+    monkeypatch.setattr("forebay.ledger.database.BUSY_MS", 20)
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    async with running(store, replace(config, lease_ttl_s=0.4)) as rig:
+        rig.prepaid("k", 1000)
+        (await rig.served("k", 20)).finish(30)
+        await until(lambda: has(store, "k") == (900, 70, 30, 0))
+        work, rig.desk._clerk._work = rig.desk._clerk._work, _gone
+        line = rig.gateway.credit("k")
+        assert line is not None
+        await until(lambda: line.left == 0 and Credits(store).expire(but_of="me") == 1)
+        assert has(store, "k") == (970, 0, 30, 0)
+        rig.desk._ask("k", 20)  # comes before what lapsed has been given back
+        rig.desk._clerk._work = work
+        await until(lambda: line.left == 100)
+        assert has(store, "k") == (870, 100, 30, 0)
+    store.close()
+
+
+def _gone() -> None:
+    raise StoreGoneError("nobody answers")
+
+
 async def test_a_key_that_is_forgotten_gives_its_credit_back(store: Database, config: DeskConfig) -> None:
     async with running(store, config) as rig:
         rig.prepaid("k", 1000)
@@ -262,8 +333,9 @@ async def test_a_key_that_is_forgotten_gives_its_credit_back(store: Database, co
         rig.desk.forget("k")
         rig.gateway.remove_key("k")
         await until(lambda: has(store, "k") == (960, 40, 0, 0))  # what an open request holds stays
-        call.finish(40)
-    assert has(store, "k") == (960, 0, 40, 0)
+        call.finish(10)
+        await until(lambda: has(store, "k") == (990, 0, 10, 0))  # and what it did not use goes back at its end
+    assert has(store, "k") == (990, 0, 10, 0)
 
 
 async def test_an_open_stream_is_metered_and_settled_when_the_process_dies(store: Database, config: DeskConfig) -> None:

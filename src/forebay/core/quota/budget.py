@@ -172,6 +172,13 @@ class Quota:
         """
         self._credit(key).lease(tokens, last=last)
 
+    def cover_credit(self, key: str, tokens: int) -> None:
+        """Say that a prepaid key's account has paid, or owes, so much of what went beyond its leases.
+
+        Raises KeyError for a key that is not prepaid.
+        """
+        self._credit(key).cover(tokens)
+
     def return_credit(self, key: str) -> int:
         """Take back all of a key's credit that is neither held nor spent; returns how many tokens that is.
 

@@ -2,7 +2,7 @@
 
 Every leased token is in one place: leased = held + spent + left. A request holds what it reserves, and captures at its
 end what it used. What it used beyond all that is left (one chunk of a stream, or a prompt that was longer than
-estimated) is owed: never spent here, and paid first by the next lease.
+estimated) is owed: never spent here, and paid first by the next lease, or by the account itself when it hears of it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 class CreditLine:
     """Whole tokens; `spent` never exceeds `leased`."""
 
-    __slots__ = ("held", "last", "leased", "owed", "spent")
+    __slots__ = ("beyond", "held", "last", "leased", "owed", "spent")
 
     def __init__(self) -> None:
         self.leased = 0  # less what was given back
         self.held = 0
         self.spent = 0
         self.owed = 0
+        self.beyond = 0  # tokens that were owed at some time, and that the account has not said to have paid
         self.last = False  # there is no more where the last lease came from
 
     @property
@@ -41,7 +42,18 @@ class CreditLine:
         """End a hold: `used` is spent, and the rest of the hold is free again."""
         self.held -= held
         assert self.held >= 0, "credits: more was released than held"
+        owed = self.owed
         self.owed += used
+        self._pay()
+        if self.owed > owed:
+            self.beyond += self.owed - owed
+
+    def cover(self, tokens: int) -> None:
+        """The account paid so much that went beyond the leases, or owes it: as if so much more had been leased. Never
+        more than was owed here."""
+        covered = min(tokens, self.beyond)
+        self.beyond -= covered
+        self.leased += covered
         self._pay()
 
     def _pay(self) -> None:
