@@ -75,7 +75,7 @@ class Pipeline:
         self._observer = observer
         self.quota = Quota(config.keys, config.groups)
         self._budgets = self.quota.budgets
-        self._over_budget = config.over_budget
+        self.over_budget = config.over_budget
         self._engines = {e.name: (pool, e) for pool in self.pools for e in pool.engines}
         self._by_model = {model: pool for pool in reversed(self.pools) for model in pool.config.models}
         self.learning = tuple((pool, engine) for pool in self.pools for engine in pool.learning)
@@ -190,7 +190,7 @@ class Pipeline:
             return 0
         ticket.paid_output += excess
         path: Path = ticket.path
-        return path.meter(excess, ticket.arrived, self._over_budget, now)
+        return path.meter(excess, ticket.arrived, self.over_budget, now)
 
     def poll(self, now: Instant) -> list[Effect]:
         """Do what the passing of time asks for: expire, let batches leave, try ejected engines."""
@@ -238,7 +238,7 @@ class Pipeline:
         Raises ValueError, with nothing changed, when a pool, an engine or the batching differs."""
         for pool, wanted in zip(self.pools, config.pools, strict=True):
             pool.check_reconfigurable(wanted)
-        self._over_budget = config.over_budget
+        self.over_budget = config.over_budget
         self.quota.reconfigure(config.keys, config.groups, now)
         effects: list[Effect] = []
         for pool, wanted in zip(self.pools, config.pools, strict=True):

@@ -16,7 +16,7 @@ from forebay.core.instant import FOREVER, SECOND, Instant
 from forebay.core.model import Demand, Lease, Refusal, Request, Ticket, Usage
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.quota.credits import CreditLine
-from forebay.core.quota.terms import KeyTerms
+from forebay.core.quota.terms import KeyTerms, OverBudget
 from forebay.live.clock import Clock, monotonic
 
 
@@ -73,6 +73,11 @@ class Gateway:
         """Debit what a stream generated beyond what is paid for. Returns for how long it must be held, in ns: FOREVER
         when it has to end."""
         return self.pipeline.meter(lease, self.clock())
+
+    @property
+    def slows(self) -> bool:
+        """Is a stream that its key cannot pay slowed?"""
+        return self.pipeline.over_budget is OverBudget.SLOW
 
     def set_key(self, key: str, terms: KeyTerms) -> None:
         """Make a key known, or give it other terms."""

@@ -18,7 +18,7 @@ from forebay.core.events import Failed, Finished, FirstToken, Undelivered
 from forebay.core.instant import FOREVER, SECOND
 from forebay.core.model import Lease, Usage
 from forebay.core.outcome import FailReason
-from forebay.core.quota.path import FRAME_EVENTS
+from forebay.core.quota.path import FRAME_EVENTS, UNMETERED
 from forebay.core.verdicts import come_back_ns
 from forebay.engines.pool import Breakage, ResponseHead, Upstream
 from forebay.ingress.http.routes import Dialect
@@ -120,7 +120,7 @@ class Relay:
     _inflated_bytes = 0
     _client_slow = False
     _slowed = False  # its key has to earn what was passed on before more is
-    _backlog: deque[bytes] | None = None  # events that have to be earned, of a stream that was slowed once
+    _backlog: deque[bytes] | None = None  # events that have to be earned, of a stream that may be slowed
 
     def __init__(self, inbound: Inbound, lease: Lease | None, engine: OpenAIEngine) -> None:
         self.inbound = inbound
@@ -230,6 +230,8 @@ class Relay:
             self._reader = StreamReader(strip=strip)
             if strip:
                 self._length = None
+            if self.lease.ticket.paid_output < UNMETERED and inbound.site.gateway.slows:
+                self._backlog = deque()  # from its first read on, so that no event goes ahead of its payment
         self.alive_at = inbound.site.loop.time()
         inbound.site.hold.watch(self)
 
