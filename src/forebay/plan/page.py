@@ -1,15 +1,14 @@
-"""A plan as one self-contained HTML page: tables and plots, no request to anywhere, light and dark."""
+"""The HTML page of a plan: its tables, assumptions and configuration, and what other numbers of GPUs would do."""
 
 from __future__ import annotations
 
 from html import escape
-from importlib.resources import files
 
 import msgspec
 
 from forebay.plan.result import Plan
 from forebay.plan.show import candidate_rows, headline, mode_rows, sensitivity_rows
-from forebay.report.page import fill, inline_json, plot_pieces
+from forebay.report.frame import fill, framed, static
 
 
 class _Count(msgspec.Struct):
@@ -49,20 +48,22 @@ def render_plan(plan: Plan) -> str:
     first, *rest = headline(plan)
     environment = plan.environment
     aside = f"{environment.machine} · {environment.cpus} CPUs · commit {environment.commit} · {environment.at}"
-    return fill(
-        _static("plan.html"),
+    main = fill(
+        static("plan", "plan.html"),
         {
-            "TITLE": escape(first),
-            "SUMMARY": "".join(f"<p>{escape(line)}</p>" for line in rest),
-            "ENVIRONMENT": escape(f"{aside} · seed {plan.seed} · {plan.simulations} simulations"),
             "TABLES": _tables(plan),
             "ASSUMPTIONS": "".join(f"<li>{escape(line)}</li>" for line in plan.assumptions),
             "CONFIG": escape(plan.config),
-            "PLAN_CSS": _static("plan.css"),
-            "PAGE_JS": _static("plan.js"),
-            "DATA": inline_json(_data(plan)),
-            **plot_pieces(),
         },
+    )
+    return framed(
+        main,
+        title=first,
+        summary=rest,
+        environment=f"{aside} · seed {plan.seed} · {plan.simulations} simulations",
+        data=_data(plan),
+        script=static("plan", "plan.js"),
+        style=static("plan", "plan.css"),
     )
 
 
@@ -138,7 +139,3 @@ def _table(title: str, head: list[str], rows: list[list[str]], marked: list[bool
         f'<section><h2>{escape(title)}</h2><div class="scroll"><table><thead><tr>{names}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div></section>"
     )
-
-
-def _static(name: str) -> str:
-    return files("forebay.plan").joinpath("static", name).read_text(encoding="utf-8")

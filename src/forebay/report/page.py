@@ -1,13 +1,13 @@
-"""One self-contained HTML page of a comparison: tables and plots, no request to anywhere, light and dark."""
+"""The HTML page of a comparison: a table, what became of the requests, and plots over time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 
 import msgspec
 
+from forebay.report.frame import fill, framed, static
 from forebay.report.records import RunRecords
 from forebay.report.results import Results, RunResult
 from forebay.report.series import Series, last_event_s, series
@@ -42,50 +42,18 @@ def render_page(title: str, summary: Sequence[str], results: Results, runs: Sequ
         objective_ms=header.objective.latency_ms,
         results=results,
     )
-    return fill(
-        static_text("report.html"),
-        {
-            "TITLE": escape(title),
-            "SUMMARY": "".join(f"<p>{escape(line)}</p>" for line in summary),
-            "ENVIRONMENT": escape(_environment_line(results)),
-            "TABLE": _table(results.runs),
-            "LEGEND": escape(LEGEND),
-            "OUTCOMES": _outcomes(results.runs),
-            "PAGE_JS": static_text("report.js"),
-            "DATA": inline_json(data),
-            **plot_pieces(),
-        },
+    main = fill(
+        static("report", "report.html"),
+        {"TABLE": _table(results.runs), "LEGEND": escape(LEGEND), "OUTCOMES": _outcomes(results.runs)},
     )
-
-
-def plot_pieces() -> dict[str, str]:
-    """What every page with plots is made of: the style and uPlot, with its licence."""
-    return {
-        "UPLOT_LICENSE": static_text("uplot/LICENSE"),
-        "UPLOT_CSS": static_text("uplot/uPlot.min.css"),
-        "UPLOT_JS": static_text("uplot/uPlot.iife.min.js").partition("\n")[2],
-        "PAGE_CSS": static_text("report.css"),
-    }
-
-
-def inline_json(data: object) -> str:
-    """Data for a script element. No `<` in it: a name from a config file cannot end the element."""
-    return msgspec.json.encode(data).decode().replace("<", "\\u003c")
-
-
-def fill(template: str, pieces: dict[str, str]) -> str:
-    """The template with every `{{NAME}}` replaced, in one pass: a piece that holds a marker is not expanded again."""
-    head, *rest = template.split("{{")
-    page = [head]
-    for part in rest:
-        name, _, tail = part.partition("}}")
-        page += [pieces[name], tail]
-    return "".join(page)
-
-
-def static_text(name: str) -> str:
-    """A file of the shared static folder, by its path there."""
-    return files("forebay.report").joinpath("static", *name.split("/")).read_text(encoding="utf-8")
+    return framed(
+        main,
+        title=title,
+        summary=summary,
+        environment=_environment_line(results),
+        data=data,
+        script=static("report", "report.js"),
+    )
 
 
 def _environment_line(results: Results) -> str:

@@ -1,20 +1,9 @@
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+  const { data, holder, style, colour, plots, element, panel, key, axis: plain, rule, track, settle } = page;
   const at = data.runs[0].series.at_s;
-  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const colour = (index) => style("--run" + (index % 6));
   const shown = data.runs.map(() => true);
-  const plots = [];
-  const holder = document.getElementById("plots");
 
-  const element = (tag, parent, className, text) => {
-    const made = document.createElement(tag);
-    if (className) made.className = className;
-    if (text !== undefined) made.textContent = text;
-    parent.append(made);
-    return made;
-  };
   const empty = (curve) => curve.every((value) => value === null);
   const number = (value) => value === null || value === undefined ? "–"
     : Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(2);
@@ -51,16 +40,9 @@
       }],
       draw: [(u) => {
         if (!options.objective || data.objective_ms === null) return;
-        const y = u.valToPos(data.objective_ms, "y", true);
-        if (y < u.bbox.top || y > u.bbox.top + u.bbox.height) return;
-        const ctx = u.ctx;
+        const y = rule(u, data.objective_ms), ctx = u.ctx;
+        if (y === null) return;
         ctx.save();
-        ctx.strokeStyle = style("--quiet");
-        ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
-        ctx.beginPath();
-        ctx.moveTo(u.bbox.left, y);
-        ctx.lineTo(u.bbox.left + u.bbox.width, y);
-        ctx.stroke();
         ctx.fillStyle = style("--quiet");
         ctx.font = 11 * devicePixelRatio + "px system-ui, sans-serif";
         ctx.textAlign = "right";
@@ -72,9 +54,7 @@
   });
 
   const axis = (format, log) => ({
-    stroke: () => style("--quiet"), grid: { stroke: () => style("--line"), width: 1 }, ticks: { show: false },
-    font: "11px system-ui, sans-serif", size: 54,
-    values: (u, ticks) => ticks.map((tick) => tick === null ? "" : format(tick)),
+    ...plain(format),
     ...(log ? { filter: (u, ticks) => ticks.map((tick) => /^1|^2|^5/.test(String(+tick.toPrecision(1)).replace(/^0\.0*/, "")) ? tick : null) } : {}),
   });
 
@@ -90,22 +70,6 @@
     plugins: [backdrop(spec)],
     hooks: { setCursor: [(u) => spec.read(u)] },
   });
-
-  const track = (make, box, height) => {
-    const width = () => Math.max(220, box.clientWidth);
-    const entry = { plot: null, rebuild: () => { entry.plot?.destroy(); entry.plot = make(width(), height); } };
-    entry.resize = () => entry.plot.setSize({ width: width(), height });
-    entry.rebuild();
-    plots.push(entry);
-  };
-
-  const panel = (title, note, wide) => {
-    const box = element("div", holder, "plot" + (wide ? " wide" : ""));
-    const head = element("header", box);
-    element("h2", head, "", title);
-    element("span", head, "", note);
-    return box;
-  };
 
   // One plot with all runs overlaid; `solid` is drawn full, `dashed` beside it.
   const overlay = (title, note, format, solid, dashed, extra = {}) => {
@@ -139,12 +103,7 @@
   // Served, refused and lost per second stacked, one small plot per run, on one scale.
   const stacks = () => {
     const box = panel("Answers per second", "stacked; the line is what was offered", true);
-    const key = element("div", box, "key");
-    for (const [name, label] of [["--served", "served"], ["--refused", "refused"], ["--lost", "abandoned or failed"]]) {
-      const entry = element("span", key, "", "");
-      element("i", entry).style.background = "var(" + name + ")";
-      entry.append(label);
-    }
+    key(box, [["--served", "served"], ["--refused", "refused"], ["--lost", "abandoned or failed"]]);
     const side = element("div", box, "side");
     side.style.setProperty("--runs", Math.min(3, data.runs.length));
     const smooth = (curve) => {
@@ -205,9 +164,5 @@
   // An odd number of half-width plots leaves a hole: the last one takes the whole line.
   if (holder.children.length % 2 === 1) holder.lastElementChild.classList.add("wide");
   stacks();
-  plots.forEach((entry) => entry.resize());
-
-  let pending = 0;
-  addEventListener("resize", () => { cancelAnimationFrame(pending); pending = requestAnimationFrame(() => plots.forEach((entry) => entry.resize())); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach((entry) => entry.rebuild()));
+  settle();
 })();
