@@ -11,7 +11,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -85,6 +85,8 @@ class App:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._leaving = False
+        self._counted_by: Mapping[str, str] = {}  # tokenizers in force
+        self._counting: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
         self._server: asyncio.Server | None = None
 
@@ -170,9 +172,20 @@ class App:
         self.site.reload(key_table(new), anonymous_entry(new), new.responses.overload_status)
         self.site.retry_tickets = retry_tickets(new.admission, self.site.retry_tickets)
         self.metrics.know_classes(new.classes)
+        recounts = new.estimate.tokenizers != self.config.estimate.tokenizers
         self.config = new
+        if recounts:
+            self._counting = asyncio.get_running_loop().create_task(self._count_by(new.estimate.tokenizers))
         self.watch.reload(new)
         return loaded.warnings
+
+    async def _count_by(self, wanted: Mapping[str, str]) -> None:
+        """Load tokenizers, which takes about a second each, and then count by them, unless others are wanted by now."""
+        exact = await asyncio.to_thread(exact_tokens, wanted)
+        if self.config.estimate.tokenizers is wanted:
+            after = wanted if exact is not None else {}
+            self.gateway.recount(self._counted_by, after)
+            self.site.read, self._counted_by = peek if exact is None else exact.read, after
 
     async def _drain(self) -> None:
         """Serve on for as long as others take to hear of it; then admit nothing more, let what was admitted end, and
@@ -200,6 +213,8 @@ class App:
 
     async def close(self) -> None:
         """Close every part, in the reverse of the order in which they were opened."""
+        if self._counting is not None:
+            self._counting.cancel()
         if self._server is not None:
             self._server.close()
         for engine in getattr(self, "engines", {}).values():
@@ -453,6 +468,8 @@ class App:
 
     def _make_site(self, loop: asyncio.AbstractEventLoop) -> Site:
         config, server = self.config, self.config.server
+        exact = exact_tokens(config.estimate.tokenizers)
+        self._counted_by = config.estimate.tokenizers if exact is not None else {}
         return Site(
             loop=loop,
             gateway=self.gateway,
@@ -479,7 +496,7 @@ class App:
             retry_tickets=retry_tickets(config.admission, None),
             cors=Cors(server.cors_origins) if server.cors_origins else None,
             ready=self.ready,
-            read=peek if (exact := exact_tokens(config.estimate.tokenizers)) is None else exact.read,
+            read=peek if exact is None else exact.read,
         )
 
     async def _open_keys(self, database: Database | None) -> StoredKeys | None:

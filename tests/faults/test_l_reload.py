@@ -16,6 +16,10 @@ from .rig.client import RawClient, ask, chat, wire
 from .rig.gateway import GatewayProcess, StartGateway, config_for, key, to_toml
 from .rig.waiting import eventually
 
+LONG_WORD = "internationalization" * 20
+"""Dear by its bytes, and few tokens to a tokenizer that knows it."""
+NAMES = [f"k{number}" for number in range(1_000)]
+
 
 class Reloadable:
     """A gateway, its file, and the two ways to have it read anew."""
@@ -114,6 +118,35 @@ def test_l06_another_key_and_another_secret(reloadable: Reloadable) -> None:
         kept.send(wire(chat(), key="sk-a"))
         assert kept.read_answer().status == 401
     assert ask(gateway.port, key="sk-b").status == 200
+
+
+def test_l06_what_requests_are_expected_to_cost_may_change(reloadable: Reloadable) -> None:
+    """Reservations follow at once; another tokenizer's count as soon as that is loaded, while requests go on."""
+    gateway, backend = reloadable.gateway, reloadable.backend
+    backend.script = scripts.streams(scripts.deltas(2))  # the engine reports no usage: nothing is learned
+    day, names = 10_000_000, iter(NAMES)
+
+    def reload(**estimate: Any) -> None:
+        keys = [key(name, tokens_per_day=day) for name in NAMES]
+        reloadable.write(to_toml(config_for(backend, mode="backpressure", places=5, keys=keys, estimate=estimate)))
+        assert reloadable.post() == (200, {"reloaded": True, "warnings": []})
+
+    def reserved(text: str = "Hi") -> int:
+        """Tokens that a key's first stream takes of its day while it runs."""
+        body = chat(stream=True) | {"messages": [{"role": "user", "content": text}]}
+        answer = ask(gateway.port, body, key=f"sk-{next(names)}")
+        assert answer.status == 200
+        return day - int(answer.header("x-ratelimit-remaining-tokens") or 0)
+
+    reload(output_tokens_default=300)
+    first = reserved()
+    reload(output_tokens_default=1_000)
+    assert reserved() == first + 700
+    by_bytes = reserved(LONG_WORD)
+    reload(output_tokens_default=1_000, tokenizers={"m": "o200k"})
+    eventually(lambda: reserved(LONG_WORD) < by_bytes, within=20, what="the tokenizer's own count")
+    reload(output_tokens_default=1_000)
+    eventually(lambda: reserved(LONG_WORD) == by_bytes, within=20, what="the price of the bytes again")
 
 
 def test_l06_only_a_post_reloads(reloadable: Reloadable, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from forebay.config.schema import Config
 from forebay.config.secret import Secret
 
-LIVE = frozenset({"slo", "admission", "queue", "tuner", "limits", "classes", "teams", "keys", "responses"})
+LIVE = frozenset({"slo", "admission", "queue", "tuner", "limits", "classes", "teams", "keys", "responses", "estimate"})
 """Sections that a reload swaps whole."""
 
 LIVE_OF_AN_ENGINE = frozenset({"balance", "prefix_bytes", "slow_start_s"})
@@ -42,8 +42,6 @@ def _differences(old: Any, new: Any, path: tuple[str, ...]) -> Iterator[tuple[st
 
 
 def _is_live(path: tuple[str, ...]) -> bool:
-    if path == ("estimate", "cap_output_tokens"):
-        return True
     if path[0] in LIVE:
         return path[:2] != ("keys", "store")
     if path[0] == "gpu":

@@ -239,6 +239,7 @@ class Pipeline:
         for pool, wanted in zip(self.pools, config.pools, strict=True):
             pool.check_reconfigurable(wanted)
         self.over_budget = config.over_budget
+        self.estimator.reconfigure(config.estimate)
         self.quota.reconfigure(config.keys, config.groups, now)
         effects: list[Effect] = []
         for pool, wanted in zip(self.pools, config.pools, strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from typing import Protocol
 
 from forebay.core.effects import Abort, Dispatch, Effect, Refuse
@@ -112,6 +113,10 @@ class Gateway:
     def estimate(self, request: Request) -> Demand:
         """What a request is expected to cost."""
         return self.pipeline.estimator.estimate(request)
+
+    def recount(self, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+        """Prompts are counted by other tokenizers from now on: model (or "*": all others) -> which."""
+        self.pipeline.estimator.recount(before, after)
 
     def read_wall(self, wall_ns: int) -> None:
         """It is so many nanoseconds since 1970."""

@@ -46,6 +46,7 @@ def config(text: str) -> Config:
         ("[slo]", "[admission.shadow]\nwait_budget_ms = 9\nfair_share = true\n[slo]"),
         ("[classes.gold]", 'balance = "affinity"\nprefix_bytes = 512\nslow_start_s = 0\n[classes.gold]'),
         ("[slo]", "[gpu]\nmemory_high = 0.9\n[slo]"),
+        ("[slo]", "[estimate]\noutput_tokens_default = 9\ncached_weight = 0.5\ntokenizers = { '*' = 'o200k' }\n[slo]"),
         ('"s1"', '"s2"'),
         ("requests_per_minute = 5 }", 'requests_per_minute = 9 }\n[[keys.static]]\nid = "l"\nsecret = "s3"'),
         ("[slo]", f'[admission]\nretry_tickets = true\nretry_ticket_secret = "{"s" * 32}"\n[slo]'),
@@ -64,7 +65,6 @@ def test_policy_may_change(old: str, new: str) -> None:
         ("[slo]", '[telemetry]\nlog_level = "debug"\n[slo]', "[telemetry] log_level"),
         ("[slo]", '[gpu]\nsource = "nvml"\n[slo]', "[gpu] source"),
         ("[classes.gold]", "metrics_port = 8002\n[classes.gold]", "[engines] 0.metrics_port"),
-        ("[slo]", "[estimate]\noutput_tokens_default = 9\n[slo]", "[estimate] output_tokens_default"),
     ],
 )
 def test_what_is_built_in_needs_a_restart(old: str, new: str, named: str) -> None:

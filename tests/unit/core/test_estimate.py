@@ -237,3 +237,41 @@ def test_whatever_was_learned_an_estimate_stays_within_bounds(
         more = estimator.estimate(asked)
         assert more.output_tokens >= demand.output_tokens
         assert more.output_reserved > demand.output_reserved
+
+
+def test_other_assumptions_are_taken_and_what_was_learned_stays() -> None:
+    estimator = DemandEstimator(EstimateConfig(output_tokens_default=256, message_overhead_tokens=8))
+    for _ in range(30):
+        estimator.learn(request(2_000), Usage(900, 40))
+    learned = estimator.estimate(request(2_000))
+    estimator.reconfigure(EstimateConfig(output_tokens_default=700, message_overhead_tokens=50, cached_weight=0.25))
+    assert estimator.estimate(request(2_000)).output_tokens == learned.output_tokens, "it was learned"
+    assert estimator.estimate(request(2_000)).input_tokens == learned.input_tokens + 42, "the overhead was assumed"
+    stranger = Request("k", "another model", text_bytes=400)
+    assert estimator.estimate(stranger).output_reserved == 700
+    assert estimator.weighed(Usage(100, 1, cached_tokens=80)).charged_input == 40
+
+
+def test_an_overhead_that_was_learned_is_kept() -> None:
+    estimator = DemandEstimator(EstimateConfig(message_overhead_tokens=8))
+    for _ in range(200):
+        estimator.learn(request(40), Usage(40, 1))
+    before = estimator.estimate(request(40)).input_tokens
+    estimator.reconfigure(EstimateConfig(message_overhead_tokens=500))
+    assert estimator.estimate(request(40)).input_tokens == before
+    assert before >= 35
+
+
+def test_another_tokenizer_forgets_the_ratios_of_its_models_alone() -> None:
+    estimator = DemandEstimator(EstimateConfig())
+    requests = {model: Request("k", model, text_bytes=2_000, tokens_per_byte=0.3) for model in ("m", "n", "o")}
+    for one in requests.values():
+        for _ in range(30):
+            estimator.learn(one, Usage(1_200, 40))
+    learned = {model: estimator.estimate(one) for model, one in requests.items()}
+    assert {demand.input_tokens > 1_000 for demand in learned.values()} == {True}
+    estimator.recount({"n": "o200k", "*": "llama3"}, {"n": "o200k", "m": "qwen3", "*": "llama3"})
+    after = {model: estimator.estimate(one) for model, one in requests.items()}
+    assert (after["n"], after["o"]) == (learned["n"], learned["o"])
+    assert after["m"].input_tokens == 609, "counted anew: nothing is known of how far that is off"
+    assert after["m"].output_tokens == learned["m"].output_tokens, "an answer's length does not depend on it"

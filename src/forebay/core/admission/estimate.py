@@ -15,6 +15,7 @@ an estimate beyond every bound would refuse all requests, and nothing would ever
 from __future__ import annotations
 
 from bisect import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -87,6 +88,23 @@ class DemandEstimator:
     def __init__(self, config: EstimateConfig) -> None:
         self._config = config
         self._learners: dict[tuple[str, str], _Learner] = {}
+
+    def reconfigure(self, config: EstimateConfig) -> None:
+        """Take other assumptions. What was learned stays; whose overhead was only assumed assumes the new one."""
+        assumed, overhead = float(self._config.message_overhead_tokens), float(config.message_overhead_tokens)
+        self._config = config
+        for learner in self._learners.values():
+            if learner.overhead == assumed:
+                learner.overhead = overhead
+
+    def recount(self, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+        """Prompts are counted by other tokenizers from now on: model (or "*": all others) -> which.
+
+        Ratios to what the old one counted say nothing of the new one, and are forgotten; all else stays.
+        """
+        for (_, model), learner in self._learners.items():
+            if before.get(model, before.get("*")) != after.get(model, after.get("*")):
+                learner.ratios = [None] * KINDS
 
     def estimate(self, request: Request) -> Demand:
         """Expected tokens in and out, and what to reserve. O(1)."""
