@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from forebay.core.admission.depth import DepthConfig
 from forebay.core.admission.fair_share import FairShareConfig
-from forebay.core.admission.shadow import ShadowConfig
+from forebay.core.admission.forecast import ForecastConfig
 from forebay.core.batching import DynamicConfig
 from forebay.core.dispatch.health import HealthConfig
 from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
@@ -32,6 +32,7 @@ from forebay.core.outcome import EvictReason, FailReason, Outcome, ShedReason
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.quota.terms import KeyLimits, KeyTerms
+from forebay.core.shadow import ShadowConfig
 from forebay.core.tuning.depth import TuningConfig
 from forebay.core.tuning.derived import DerivedConfig
 from forebay.core.tuning.stepwise import StepwiseConfig
@@ -44,7 +45,7 @@ CHAT = PoolConfig(
     depth=DepthConfig(depth_limit=6, held_limit=9, tokens_limit=3_000, bytes_limit=40_000),
     limit=FixedConfig(limit=3, tokens=1_200),
     limit_shadow=GuardedConfig(initial=2, least=1, kv_tokens=900, interval_ns=SECOND),
-    shadow=ShadowConfig(wait_budget_ns=5 * MILLISECOND, fair=FairShareConfig(burst_s=0.5)),
+    shadow=ShadowConfig(ForecastConfig(wait_budget_ns=5 * MILLISECOND), FairShareConfig(burst_s=0.5)),
     hold_ns=5 * SECOND,
     health=HealthConfig(failures_max=1),
     fair=FairShareConfig(reserve_from=4),

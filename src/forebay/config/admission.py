@@ -8,18 +8,9 @@ from msgspec import Meta
 
 from forebay.config.fields import Milliseconds, Seconds, Section
 from forebay.config.secret import Secret
+from forebay.config.shadow import AdmissionShadow, Retry
 from forebay.core.model import Mode
 from forebay.core.quota.terms import OverBudget
-
-
-class AdmissionShadow(Section, frozen=True):
-    """Settings of [admission] that are tried beside the ones in force, and not followed; what they would have decided
-    is counted and shown."""
-
-    wait_budget_ms: Annotated[
-        Milliseconds | None, Meta(description="Another wait budget, in ms. Unset: none is tried.", examples=[100])
-    ] = None
-    fair_share: Annotated[bool, Meta(description="Keep fair shares, and refuse nobody for them.")] = False
 
 
 class Admission(Section, frozen=True):
@@ -40,6 +31,24 @@ class Admission(Section, frozen=True):
             examples=[50],
         ),
     ] = None
+    late_share: Annotated[
+        Annotated[float, Meta(gt=0, le=0.5)],
+        Meta(
+            description="Share of those that met a queue that may wait longer than the budget: what is predicted is "
+            "corrected towards that."
+        ),
+    ] = 0.01
+    tail_z: Annotated[
+        Annotated[float, Meta(ge=0, le=5)],
+        Meta(
+            description="Allowance for uneven releases in the predicted wait, in standard deviations of a Poisson "
+            "count."
+        ),
+    ] = 1.28
+    floor_slots: Annotated[
+        Annotated[float, Meta(ge=0, le=1000)],
+        Meta(description="The wait budget is never below the time of so many slot releases, up to slo.ttft_ms."),
+    ] = 3.0
     fair_share: Annotated[
         bool,
         Meta(
@@ -85,6 +94,7 @@ class Admission(Section, frozen=True):
             examples=["env:FOREBAY_RETRY_TICKET_SECRET"],
         ),
     ] = None
+    retry: Retry = Retry()
     over_budget: Annotated[
         OverBudget,
         Meta(

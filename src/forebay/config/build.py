@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
 from forebay.config import schema
 from forebay.config.concurrency import Window
 from forebay.config.schema import ANONYMOUS, Config, depth_limit, tuner_kind, wait_budget_ms
+from forebay.config.shadow import Retry
 from forebay.core.admission.depth import DepthConfig
 from forebay.core.admission.estimate import EstimateConfig
 from forebay.core.admission.fair_share import FairShareConfig
 from forebay.core.admission.forecast import ForecastConfig
 from forebay.core.admission.retry_after import RetryConfig
 from forebay.core.admission.retry_budget import RetryBudgetConfig
-from forebay.core.admission.shadow import ShadowConfig
 from forebay.core.admission.waiting_room import WaitingRoomConfig
 from forebay.core.batching import BatchingConfig
 from forebay.core.batching.dynamic import DynamicConfig
@@ -38,6 +38,7 @@ from forebay.core.pipeline import PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.queueing.ordering import OrderConfig
 from forebay.core.quota.terms import KeyLimits, KeyTerms
+from forebay.core.shadow import ShadowConfig
 from forebay.core.tuning import TunerConfig
 from forebay.core.tuning.depth import TuningConfig
 from forebay.core.tuning.derived import DerivedConfig
@@ -227,7 +228,7 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
     queue = config.queue
     budgets = [wait_budget_ms(config), *(wait_budget_ms(config, group.ttft_ms) for group in config.classes.values())]
     concurrency = engine.concurrency
-    tried, shadow = concurrency.shadow, config.admission.shadow
+    tried = concurrency.shadow
     return PoolConfig(
         name=engine.name,
         engines=engine_names(engine),
@@ -242,34 +243,71 @@ def _pool(config: Config, engine: schema.Engine) -> PoolConfig:
         ),
         tuning=TuningConfig(
             tuner=_tuner(config, tuner_kind(config)),
-            shadow=None if config.tuner.shadow is None else _tuner(config, config.tuner.shadow),
+            shadow=_shadow_tuner(config),
+            shadow_depth=queue.shadow.depth_limit,
             frozen=config.tuner.frozen,
             kept=config.tuner.log,
             wait_budget_ns=int(max(budgets) * MILLISECOND),
         ),
-        forecast=ForecastConfig(
-            wait_budget_ns=int(wait_budget_ms(config) * MILLISECOND),
-            budget_ceiling_ns=int(config.slo.ttft_ms * MILLISECOND),
-        ),
+        forecast=_forecast(config),
         retry_budget=RetryBudgetConfig() if config.admission.retry_budget else None,
         retry_tickets=config.admission.retry_tickets,
         waiting_room=WaitingRoomConfig(config.admission.waiting_room, int(config.admission.waiting_room_s * SECOND)),
-        retry=RetryConfig(probe_interval_ns=int(engine.probe.interval_s * SECOND)),
+        retry=_retry(config.admission.retry, engine),
         batching=_batching(engine.batching or config.batching),
         limit=_limit(config, concurrency, limit_kind(config, engine)),
         limit_shadow=None if tried is None else _limit(config, tried, limit_kind(config, engine, tried)),
-        shadow=ShadowConfig(
-            wait_budget_ns=None if shadow.wait_budget_ms is None else int(shadow.wait_budget_ms * MILLISECOND),
-            fair=FairShareConfig() if shadow.fair_share else None,
-        ),
+        shadow=_shadow(config, engine),
         ramp=RampConfig(span_ns=int(engine.slow_start_s * SECOND)),
         pressure=PressureConfig(high=config.gpu.memory_high),
-        balance=_balance(engine),
+        balance=_balance(engine, engine.balance),
         fair=FairShareConfig() if config.admission.fair_share else None,
         ttft_ns=int(config.slo.ttft_ms * MILLISECOND),
-        order=OrderConfig(adaptive=queue.order == "adaptive"),
+        order=_order(queue.order),
         floors=floor_shares(config),
     )
+
+
+def _shadow(config: Config, engine: schema.Engine) -> ShadowConfig:
+    tried, admission, classes = config.admission.shadow, config.admission, config.classes
+    room = WaitingRoomConfig(
+        admission.waiting_room if tried.waiting_room is None else tried.waiting_room,
+        int((tried.waiting_room_s or admission.waiting_room_s) * SECOND),
+    )
+    other_room = tried.waiting_room is not None or tried.waiting_room_s is not None
+    other_floors = any(group.shadow.floor_share is not None for group in classes.values())
+    return ShadowConfig(
+        forecast=_shadow_forecast(config),
+        fair=FairShareConfig() if tried.fair_share else None,
+        retry=None if tried.retry is None else _retry(tried.retry, engine),
+        retry_budget=RetryBudgetConfig() if tried.retry_budget else None,
+        waiting_room=room if other_room else None,
+        balance=None if engine.shadow.balance is None else _balance(engine, engine.shadow.balance),
+        order=None if config.queue.shadow.order is None else _order(config.queue.shadow.order),
+        floors=floor_shares(config, shadow=True) if other_floors else None,
+        hold_backs=tuple(
+            (name, group.shadow.hold_back) for name, group in classes.items() if group.shadow.hold_back is not None
+        ),
+    )
+
+
+def _shadow_forecast(config: Config) -> ForecastConfig | None:
+    """The acting one's settings, with those that are tried in their place."""
+    tried = config.admission.shadow
+    others = {
+        "wait_budget_ns": None if tried.wait_budget_ms is None else int(tried.wait_budget_ms * MILLISECOND),
+        "late_share": tried.late_share,
+        "tail_z": tried.tail_z,
+        "budget_floor_slots": tried.floor_slots,
+    }
+    given: dict[str, Any] = {name: value for name, value in others.items() if value is not None}
+    return replace(_forecast(config), **given) if given else None
+
+
+def _shadow_tuner(config: Config) -> TunerConfig | None:
+    if config.queue.shadow.depth_limit is not None:
+        return FixedDepthConfig()
+    return None if config.tuner.shadow is None else _tuner(config, config.tuner.shadow)
 
 
 def _tuner(config: Config, kind: Literal["derived", "stepwise", "fixed"]) -> TunerConfig:
@@ -287,14 +325,19 @@ def _tuner(config: Config, kind: Literal["derived", "stepwise", "fixed"]) -> Tun
     )
 
 
-def floor_shares(config: Config) -> tuple[tuple[int, float], ...]:
-    """(priority, part of the turns it keeps) of all but the highest priority, and the lowest unless it is set."""
+def floor_shares(config: Config, *, shadow: bool = False) -> tuple[tuple[int, float], ...]:
+    """(priority, part of the turns it keeps) of all but the highest priority, and the lowest unless it is set.
+
+    `shadow`: with the floors that are tried in the place of those in force.
+    """
     classes = {"default": schema.PriorityClass(), **config.classes}
     priorities = sorted({group.priority for group in classes.values()})
     shares: dict[int, float] = {}
     for group in classes.values():
         usual = FLOOR_SHARE if group.priority != priorities[0] else 0.0
-        share = usual if group.floor_share is None else group.floor_share
+        tried = group.shadow.floor_share if shadow else None
+        told = group.floor_share if tried is None else tried
+        share = usual if told is None else told
         if share and group.priority != priorities[-1]:
             shares[group.priority] = max(share, shares.get(group.priority, 0.0))
     return tuple(sorted(shares.items()))
@@ -354,12 +397,37 @@ def _limit(config: Config, concurrency: Window, kind: str) -> LimitConfig:
     return EnvoyConfig(least=least, most=most, tokens=tokens, signal=concurrency.signal)
 
 
-def _balance(engine: schema.Engine) -> BalanceConfig:
-    if engine.balance == "affinity":
+def _forecast(config: Config) -> ForecastConfig:
+    admission = config.admission
+    return ForecastConfig(
+        wait_budget_ns=int(wait_budget_ms(config) * MILLISECOND),
+        budget_floor_slots=admission.floor_slots,
+        budget_ceiling_ns=int(config.slo.ttft_ms * MILLISECOND),
+        tail_z=admission.tail_z,
+        late_share=admission.late_share,
+    )
+
+
+def _retry(retry: Retry, engine: schema.Engine) -> RetryConfig:
+    return RetryConfig(
+        share_least=retry.share_least,
+        share_most=retry.share_most,
+        headroom=retry.headroom,
+        beyond_ns=int(retry.beyond_s * SECOND),
+        probe_interval_ns=int(engine.probe.interval_s * SECOND),
+    )
+
+
+def _order(order: str) -> OrderConfig:
+    return OrderConfig(adaptive=order == "adaptive")
+
+
+def _balance(engine: schema.Engine, balance: str) -> BalanceConfig:
+    if balance == "affinity":
         return AffinityConfig(prefix_bytes=engine.prefix_bytes)
-    if engine.balance == "p2c":
+    if balance == "p2c":
         return P2cConfig()
-    return RandomConfig() if engine.balance == "random" else LeastConfig()
+    return RandomConfig() if balance == "random" else LeastConfig()
 
 
 def _batching(batching: schema.Batching) -> BatchingConfig:

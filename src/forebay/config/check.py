@@ -42,6 +42,7 @@ def problems(config: Config) -> Iterator[Problem]:
     yield from _waits(config)
     yield from _retry_tickets(config)
     yield from _tuner(config)
+    yield from _retry(config)
     yield from _engines(config)
     yield from _routes(config)
     yield from _keys(config)
@@ -179,6 +180,14 @@ def _tuner(config: Config) -> Iterator[Problem]:
     tuner = config.tuner
     if tuner.most is not None and tuner.least is not None and tuner.most < tuner.least:
         yield Problem(("tuner", "most"), f"is {tuner.most}, below tuner.least ({tuner.least})", "raise it")
+
+
+def _retry(config: Config) -> Iterator[Problem]:
+    admission = config.admission
+    for path, retry in ((("admission",), admission.retry), (("admission", "shadow"), admission.shadow.retry)):
+        if retry is not None and retry.share_most < retry.share_least:
+            said = f"is {retry.share_most:g}, below share_least ({retry.share_least:g})"
+            yield Problem((*path, "retry", "share_most"), said, "raise it")
 
 
 def _linger(config: Config, batching: Batching, path: Path) -> Iterator[Problem]:

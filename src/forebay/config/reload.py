@@ -13,7 +13,7 @@ from forebay.config.secret import Secret
 LIVE = frozenset({"slo", "admission", "queue", "tuner", "limits", "classes", "teams", "keys", "responses", "estimate"})
 """Sections that a reload swaps whole."""
 
-LIVE_OF_AN_ENGINE = frozenset({"balance", "prefix_bytes", "slow_start_s"})
+LIVE_OF_AN_ENGINE = frozenset({"balance", "prefix_bytes", "slow_start_s", "shadow"})
 LIVE_OF_CONCURRENCY = frozenset({"kind", "limit", "least", "most", "tokens", "kv_tokens", "signal", "shadow"})
 """Of [[engines]] concurrency."""
 

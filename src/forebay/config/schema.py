@@ -16,6 +16,7 @@ from forebay.config.fields import DAY_S, Amount, Count, Milliseconds, ModelName,
 from forebay.config.ledger import Ledger
 from forebay.config.ports import Admin, Responses, Server, Tls
 from forebay.config.secret import Secret
+from forebay.config.shadow import ClassShadow, EngineShadow, QueueShadow
 from forebay.config.tuner import Tuner
 from forebay.core.model import Mode
 
@@ -64,6 +65,7 @@ class Queue(Section, frozen=True):
             "of its time, for budgets and holds of seconds."
         ),
     ] = "earliest"
+    shadow: QueueShadow = QueueShadow()
 
 
 class Batching(Section, frozen=True):
@@ -200,6 +202,7 @@ class PriorityClass(Section, frozen=True):
         Milliseconds | None,
         Meta(description="Its own objective for answers without tokens, in ms; the shortest is kept.", examples=[100]),
     ] = None
+    shadow: ClassShadow = ClassShadow()
 
 
 class Timeouts(Section, frozen=True):
@@ -277,6 +280,7 @@ class Engine(Section, frozen=True):
         Annotated[int, Meta(ge=64, le=65_536)],
         Meta(description="How much of a body counts as the beginning (affinity); shorter bodies have none."),
     ] = 1024
+    shadow: EngineShadow = EngineShadow()
     slow_start_s: Annotated[
         Annotated[float, Meta(ge=0, le=DAY_S)],
         Meta(

@@ -41,7 +41,7 @@ class Exits:
             fair: FairShare = ticket.fair or ticket.pool.fair(request.priority)  # it came before shares were kept
             fair.ended(request.flow or request.key, ticket.demand.work, done, now)
         if ticket.pool.shadows is not None:
-            shadows.ended(ticket.pool, ticket, usage, now)
+            shadows.ended(ticket.pool.shadows, ticket, usage, now)
         self._observer.closed(ticket)
         ticket.lease = None  # they refer to each other: broken here, ended requests need no garbage collector
 
@@ -57,6 +57,8 @@ class Exits:
             if ticket.wait_budget_ns and ticket.predicted_wait_ns and not ticket.redispatched:
                 waited = max(now - ticket.arrived, ticket.wait_budget_ns + 1)
                 pool.forecast.observe(waited, ticket.predicted_wait_ns, ticket.wait_budget_ns, now)
+            if pool.shadows is not None:
+                shadows.expired(pool.shadows, ticket, now)
             self.evict(ticket, EvictReason.EXPIRED, pool, now, effects)
 
     def evict_all(self, pool: Pool, reason: EvictReason, now: Instant, effects: list[Effect]) -> None:
@@ -86,4 +88,7 @@ class Exits:
         if reason is EvictReason.EXPIRED:
             limit, waited = ticket.expires - ticket.arrived, ticket.queue_wait_ns
             refusal = Refusal(reason, retry, limit / MILLISECOND, waited / MILLISECOND, "ms of queue wait")
-        effects.append(Refuse(ticket.request, verdicts.timed(pool, refusal, ticket.request, now), ticket))
+        refusal = verdicts.timed(pool, refusal, ticket.request, now)
+        if pool.shadows is not None:
+            shadows.told(pool.shadows, ticket.request, ticket.demand, refusal, now)
+        effects.append(Refuse(ticket.request, refusal, ticket))

@@ -15,6 +15,8 @@ MILLISECOND = 1_000_000
 SECOND = 1_000_000_000
 MINUTE = 60 * SECOND
 
+_MASK = (1 << 64) - 1
+
 FOREVER = 1 << 62
 """A wait that no refill ends: what is asked for is never allowed."""
 
@@ -37,3 +39,17 @@ class Even:
         """A float in [0, 1)."""
         self._last = (self._last + 0.6180339887498949) % 1.0  # the golden ratio leaves no gap for long
         return self._last
+
+
+class Scattered:
+    """Chance for what is not acted on, where one choice takes several draws (splitmix64, Steele et al. 2014)."""
+
+    def __init__(self) -> None:
+        self._state = 0
+
+    def random(self) -> float:
+        """A float in [0, 1)."""
+        self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
+        mixed = (self._state ^ self._state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
+        return ((mixed ^ mixed >> 31) >> 11) * 2.0**-53

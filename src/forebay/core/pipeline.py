@@ -32,6 +32,7 @@ from forebay.core.events import (
 )
 from forebay.core.exits import Exits
 from forebay.core.instant import FOREVER, MILLISECOND, SECOND, Chance, Instant
+from forebay.core.limits.limit import UNBOUNDED
 from forebay.core.model import (
     Batch,
     Demand,
@@ -48,6 +49,7 @@ from forebay.core.pool import Pool, PoolConfig
 from forebay.core.quota.budget import KeyBudget, Quota
 from forebay.core.quota.path import FRAME_EVENTS, FREE, Path, Prices
 from forebay.core.quota.terms import KeyLimits, KeyTerms, OverBudget
+from forebay.core.shadows import reload
 from forebay.core.snapshot import Snapshot
 
 
@@ -82,6 +84,8 @@ class Pipeline:
         self.tune_at: Instant = FOREVER  # when the tuner of a pool looks next
         self._in_flight = 0
         self.asks_prefixes = False
+        for pool in self.pools:
+            pool.shadows = reload.build(pool)
         self._look_at_balancers()
 
     # ---- what a driver may ask -------------------------------------------------------------------------------
@@ -120,10 +124,10 @@ class Pipeline:
         self.offered += 1
         if request.holds_place:
             verdicts.take_place(pool, request, now)
-        if pool.shadows is not None:
-            shadows.admitted(pool, request, demand, verdict, now)
         paid = path.charge(prices, now)
         ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, path, paid)
+        if pool.shadows is not None:
+            shadows.admitted(pool.shadows, ticket, verdict, now)
         if pool.tuning.resting:
             self.tune_at = min(self.tune_at, depths.begin(pool, now))
         pool.returns.admitted(request.retries, now)
@@ -135,7 +139,7 @@ class Pipeline:
             return self._enqueue(ticket, verdict, pool, turn, now)
         if pool.single:
             return [Dispatch((self._dispatch(ticket, verdict, None, now),))]
-        ahead = verdicts.outlook(pool, request, ticket.mode, pool.queue.waiting + 1, now)
+        ahead = verdicts.outlook(pool, pool.forecast, request, ticket.mode, pool.queue.waiting + 1, now)
         return self._enqueue(ticket, ahead, pool, turn, now)
 
     def cancel(self, ticket: Ticket, now: Instant, usage: Usage | None = None) -> list[Effect]:
@@ -243,7 +247,7 @@ class Pipeline:
         self.quota.reconfigure(config.keys, config.groups, now)
         effects: list[Effect] = []
         for pool, wanted in zip(self.pools, config.pools, strict=True):
-            pool.reconfigure(wanted, now)
+            reload.reconfigure(pool, wanted, now)
             self._pump(pool, now, effects)
         self._look_at_balancers()
         self.learning = tuple((pool, engine) for pool in self.pools for engine in pool.learning)
@@ -299,20 +303,22 @@ class Pipeline:
         if mode is not Mode.BACKPRESSURE:
             serving_from = pool.serving_from(now)
             if serving_from is None or serving_from > now:
-                if serving_from is not None or not verdicts.waits_for_warmup(pool, request, now):
+                if serving_from is not None or not verdicts.waits_for_warmup(
+                    pool, pool.config.waiting_room, request, now
+                ):
                     return verdicts.away(pool, serving_from, now)
                 mode = Mode.BACKPRESSURE
         if holds:
             mode = Mode.BACKPRESSURE  # it was promised a place: it may wait for it, whatever is predicted
         places = pool.depth.depth_limit - 1 if verdicts.makes_way(pool, request, mode) else waiting
         refusal = pool.depth.check(request, demand, mode, waiting=places, tokens=queue.tokens, size=queue.bytes)
-        return refusal or verdicts.wait_verdict(pool, request, demand, mode, now)
+        return refusal or verdicts.wait_verdict(pool, pool.forecast, request, demand, mode, now)
 
     # ---- the changes -----------------------------------------------------------------------------------------
 
     def _look_at_balancers(self) -> None:
         """Does any of them want to know how a prompt begins?"""
-        self.asks_prefixes = any(pool.balancer.prefix_bytes for pool in self.pools)
+        self.asks_prefixes = any(pool.prefix_bytes for pool in self.pools)
 
     def _pool(self, request: Request) -> Pool:
         pool = self._by_model.get(request.model) or self._by_model.get("*")
@@ -322,9 +328,10 @@ class Pipeline:
     def _shed(self, request: Request, refusal: Refusal, pool: Pool, now: Instant) -> Refuse:
         self.offered += 1
         self.outcomes[Outcome.SHED] += 1
-        if pool.shadows is not None:
-            shadows.judge(pool, request, self.estimator.estimate(request), refusal, now)
-        refusal = verdicts.timed(pool, refusal, request, now)
+        if pool.shadows is None:
+            refusal = verdicts.timed(pool, refusal, request, now)
+        else:
+            refusal = shadows.refused(pool, request, self.estimator.estimate(request), refusal, now)
         predicted = int(refusal.actual * MILLISECOND) if refusal.reason is ShedReason.QUEUE_WAIT else 0
         self._observer.shed(request, refusal, predicted)
         return Refuse(request, refusal)
@@ -333,6 +340,8 @@ class Pipeline:
         request, hold = ticket.request, pool.config.hold_ns
         ticket.predicted_wait_ns = ahead.predicted_ns
         ticket.met_queue = True
+        if pool.floor is not None:
+            pool.floor.above(request.priority)
         ticket.band = pool.band(request.priority)
         if request.holds_place and pool.up:
             ticket.band += verdicts.AHEAD  # and it waits in its own mode for as long as anything is held
@@ -353,7 +362,7 @@ class Pipeline:
             tuning.waited(pool.queue.waiting)
         if ticket.state is TicketState.QUEUED and ticket.mode is Mode.HYBRID:
             if len(effects) > 1 or request.holds_place:  # some have left the line meanwhile; it had no budget
-                ahead = verdicts.outlook(pool, request, ticket.mode, pool.queue.waiting, now)
+                ahead = verdicts.outlook(pool, pool.forecast, request, ticket.mode, pool.queue.waiting, now)
             if (victim := verdicts.displaced(pool, ticket, ahead)) is not None:
                 self._exits.leave_queue(victim, pool)
                 self._exits.evict(victim, EvictReason.DISPLACED, pool, now, effects)
@@ -386,6 +395,8 @@ class Pipeline:
             if pool.single:
                 queue.pop(now)
                 self._exits.queued -= 1
+                if pool.shadows is not None:
+                    shadows.turned(pool.shadows, head, engine, now)
                 effects.append(Dispatch((self._dispatch(head, engine, None, now),)))
             else:
                 effects.append(Dispatch(tuple(self._dispatch_batch(pool, engine, now))))
@@ -403,6 +414,8 @@ class Pipeline:
                 return
             queue.pop(now)
             self._exits.queued -= 1
+            if pool.shadows is not None:
+                shadows.turned(pool.shadows, head, engine, now, led=batch.size > 0)
             batch.size += 1
             tokens += more
             yield self._dispatch(head, engine, batch, now)
@@ -414,7 +427,7 @@ class Pipeline:
         pool: Pool = lease.ticket.pool
         pool.forecast.began(now - lease.opened)
         effects: list[Effect] = []
-        if self._exits.queued and (lease.engine.limit.learns or lease.engine.restrained):
+        if self._exits.queued and (lease.engine.limit.prefill_tokens < UNBOUNDED or lease.engine.restrained):
             self._pump(pool, now, effects)  # its prompt stands in nobody's way any more
         return effects
 

@@ -15,7 +15,6 @@ from forebay.core.admission.forecast import ForecastConfig, WaitForecast
 from forebay.core.admission.retry_after import RetryConfig, RetryLadder
 from forebay.core.admission.retry_budget import RetryBudgetConfig
 from forebay.core.admission.returns import Returns
-from forebay.core.admission.shadow import ShadowConfig, Shadows
 from forebay.core.admission.waiting_room import WaitingRoomConfig
 from forebay.core.admission.warmup import WarmupClock
 from forebay.core.batching import BatchingConfig
@@ -36,7 +35,8 @@ from forebay.core.limits.shadow import shadowed, succeeded
 from forebay.core.model import EngineSignal, Mode, Request
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.queueing.floor import FloorShare
-from forebay.core.queueing.ordering import OrderConfig
+from forebay.core.queueing.ordering import OrderConfig, standing
+from forebay.core.shadow import ShadowConfig, Shadows
 from forebay.core.tuning.depth import TuningConfig
 from forebay.core.tuning.pair import Tuners
 
@@ -110,10 +110,10 @@ class Pool:
         self.learning = self._learning()
         self.single = self.batcher.max_size == 1
         self.shares = config.fair is not None
-        self._fair: dict[int, FairShare] = {}  # by priority: classes share with their like
+        self.fair_shares: dict[int, FairShare] = {}  # by priority: classes share with their like
         self.reconfigured = False
         self._tokens_each = 1.0  # of a request; before any was seen, others' count for something all the same
-        self.shadows = _shadows(config, None)
+        self.shadows: Shadows | None = None  # the pipeline puts them in
 
     def _learning(self) -> tuple[Engine, ...]:
         """The engines whose limits want to be told what goes on."""
@@ -136,12 +136,14 @@ class Pool:
             self.depth.depth_limit = self.tuning.acting.depth
         self.forecast.reconfigure(config.forecast)
         self.returns.reconfigure(config.retry_budget, reserves=config.retry_tickets)
+        self.ladder.config = config.retry
         if config.fair != old.fair:
-            tried = self.shadows is not None and config.fair == self.shadows.config.fair
-            self._fair = self.shadows.shares if self.shadows is not None and tried else {}
+            self.fair_shares = {}
             self.shares = config.fair is not None
         if config.floors != old.floors:
             self.floor = FloorShare(dict(config.floors)) if config.floors else None
+        if config.order != old.order:
+            self.queue.standing = standing(config.order)
         if config.balance != old.balance:
             self.balancer = build_balancer(config.balance, self._chance)
         for engine in self.engines:
@@ -151,8 +153,6 @@ class Pool:
             for engine in self.engines:
                 engine.relimit(succeeded(engine.limit, before, after, self._chance), now)
             self.learning = self._learning()
-        if (config.shadow, after, config.tuning) != (old.shadow, before, old.tuning):
-            self.shadows = _shadows(config, self.shadows)
 
     def room(self, request: Request, tokens: int, now: Instant) -> Engine | None:
         """The engine that would take this request now; `tokens` are expected of it and of those ahead of it."""
@@ -162,6 +162,12 @@ class Pool:
         if not self.totals.below_limit:
             return None
         return self.balancer.choose(engines, request, tokens, now)
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Of a body, whose hash its balancer wants to know, or the one in shadow; 0: none."""
+        tried = None if self.shadows is None else self.shadows.kept().get("balance")
+        return self.balancer.prefix_bytes or (0 if tried is None else tried.state.prefix_bytes)
 
     def has_room(self, tokens: int, now: Instant) -> bool:
         """Has any engine room for so many expected tokens?"""
@@ -198,10 +204,7 @@ class Pool:
     def band(self, priority: int) -> int:
         """Where a request of this priority stands in the queue: above all when its floor owes it a turn."""
         floor = self.floor
-        if floor is None:
-            return priority
-        floor.above(priority)
-        return floor.top if floor.due(priority) else priority
+        return floor.top if floor is not None and floor.due(priority) else priority
 
     def prefill_ns(self, input_tokens: int) -> int:
         """Time that prompts need on the engine that has the least to do, a new one's included; 0 when not known."""
@@ -277,21 +280,12 @@ class Pool:
 
     def fair(self, priority: int) -> FairShare | None:
         """The shares among the flows of one priority; None when nothing is kept of them."""
-        share = self._fair.get(priority)
+        share = self.fair_shares.get(priority)
         if share is None and self.config.fair is not None:
-            share = self._fair[priority] = FairShare(self.config.fair)
+            share = self.fair_shares[priority] = FairShare(self.config.fair)
         return share
 
     def turn(self, request: Request) -> float | None:
         """Its tag by the fair share, which remembers longer than the queue; None: the queue's own counts."""
         fair = self.fair(request.priority)
         return None if fair is None else fair.tag(request.flow or request.key)
-
-
-def _shadows(config: PoolConfig, before: Shadows | None) -> Shadows | None:
-    """What is kept for settings in shadow; None while there are none. What they said before still counts."""
-    if not (config.limit_shadow or config.tuning.shadow or config.shadow != ShadowConfig()):
-        return None
-    if before is not None and before.config == config.shadow:
-        return before
-    return Shadows(config.shadow, {} if before is None else before.counts)

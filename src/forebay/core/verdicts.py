@@ -5,8 +5,8 @@ Each asks and changes nothing, save what is kept of returns: every caller is tol
 
 from __future__ import annotations
 
-from forebay.core.admission.forecast import Outlook
-from forebay.core.admission.waiting_room import may_wait
+from forebay.core.admission.forecast import Outlook, WaitForecast
+from forebay.core.admission.waiting_room import WaitingRoomConfig, may_wait
 from forebay.core.instant import MILLISECOND, SECOND, Instant
 from forebay.core.model import Demand, Mode, Refusal, Request, Ticket
 from forebay.core.outcome import EvictReason, ShedReason
@@ -51,9 +51,8 @@ def take_place(pool: Pool, request: Request, now: Instant) -> None:
         returns.budgets.kept(request.key, now)
 
 
-def waits_for_warmup(pool: Pool, request: Request, now: Instant) -> bool:
+def waits_for_warmup(pool: Pool, room: WaitingRoomConfig, request: Request, now: Instant) -> bool:
     """May it wait for the first engine to be up? One must be on its way."""
-    room = pool.config.waiting_room
     if not room.places or not pool.warming:
         return False
     ends = [at for at in (request.deadline, request.patience) if at is not None]
@@ -61,20 +60,23 @@ def waits_for_warmup(pool: Pool, request: Request, now: Instant) -> bool:
     return may_wait(room, waiting=pool.queue.waiting, eta_ns=pool.warmup.eta_ns(now), until=until, now=now)
 
 
-def outlook(pool: Pool, request: Request, mode: Mode, position: int, now: Instant) -> Outlook:
-    """What it has to expect at this place in line."""
-    forecast, rate = pool.forecast, pool.drain_rate(now)
+def outlook(pool: Pool, forecast: WaitForecast, request: Request, mode: Mode, position: int, now: Instant) -> Outlook:
+    """What a forecast says that it has to expect at this place in line."""
+    rate = forecast.drain_rate(pool.totals.in_flight, now)
     budget = forecast.budget_ns(rate, request.wait_budget_ns) if mode is Mode.HYBRID else 0
     return Outlook(mode, forecast.predict_ns(position, rate), budget)
 
 
-def wait_verdict(pool: Pool, request: Request, demand: Demand, mode: Mode, now: Instant) -> Refusal | Outlook:
-    """Is the predicted wait within the wait budget, the objective for the first token, and the caller's patience?"""
-    forecast, waiting = pool.forecast, pool.queue.waiting
+def wait_verdict(
+    pool: Pool, forecast: WaitForecast, request: Request, demand: Demand, mode: Mode, now: Instant
+) -> Refusal | Outlook:
+    """Is the wait that a forecast predicts within the wait budget, the objective for the first token, and the caller's
+    patience?"""
+    waiting = pool.queue.waiting
     if mode is Mode.BACKPRESSURE and request.deadline is None and request.patience is None:
-        return outlook(pool, request, mode, waiting + 1, now)
+        return outlook(pool, forecast, request, mode, waiting + 1, now)
     forecast.decay(now)
-    ahead = outlook(pool, request, mode, waiting + 1, now)
+    ahead = outlook(pool, forecast, request, mode, waiting + 1, now)
     predicted, budget = ahead.predicted_ns, ahead.budget_ns
     if mode is not Mode.HYBRID:
         budget = pool.config.hold_ns
@@ -93,15 +95,15 @@ def wait_verdict(pool: Pool, request: Request, demand: Demand, mode: Mode, now: 
     if waiting and mode is Mode.HYBRID:
         # Its turn may come before that of others, who then make way for it.
         band, turn = pool.band(request.priority), pool.turn(request)
-        if _last_behind(pool, request, band, turn) is not None:
+        if last_behind(pool, request, band, turn) is not None:
             before = pool.queue.ahead_of(request, band, turn)
-            if forecast.predict_ns(before + 1, pool.drain_rate(now)) <= budget:
+            if forecast.predict_ns(before + 1, forecast.drain_rate(pool.totals.in_flight, now)) <= budget:
                 return ahead
     limit, actual = max(0, budget) / MILLISECOND, predicted / MILLISECOND
     return Refusal(ShedReason.QUEUE_WAIT, 0, limit, actual, "ms of predicted wait")
 
 
-def _last_behind(pool: Pool, request: Request, band: float, turn: float | None) -> Ticket | None:
+def last_behind(pool: Pool, request: Request, band: float, turn: float | None) -> Ticket | None:
     """The last of the others, if it comes after this request and may be displaced: what is held for its sender may
     not, nor what an engine gave back or holds a reserved place."""
     last = pool.queue.last_behind(request, band, turn)
@@ -115,7 +117,7 @@ def makes_way(pool: Pool, request: Request, mode: Mode) -> bool:
     queue = pool.queue
     if mode is not Mode.HYBRID or not queue.waiting or queue.waiting < pool.depth.depth_limit:
         return False
-    return _last_behind(pool, request, pool.band(request.priority), pool.turn(request)) is not None
+    return last_behind(pool, request, pool.band(request.priority), pool.turn(request)) is not None
 
 
 def displaced(pool: Pool, newcomer: Ticket, ahead: Outlook) -> Ticket | None:
@@ -125,7 +127,7 @@ def displaced(pool: Pool, newcomer: Ticket, ahead: Outlook) -> Ticket | None:
     """
     if ahead.predicted_ns <= ahead.budget_ns and pool.queue.waiting <= pool.depth.depth_limit:
         return None
-    return _last_behind(pool, newcomer.request, newcomer.band, newcomer.start_tag)
+    return last_behind(pool, newcomer.request, newcomer.band, newcomer.start_tag)
 
 
 def timed(pool: Pool, refusal: Refusal, request: Request, now: Instant) -> Refusal:

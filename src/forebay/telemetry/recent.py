@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from forebay.core.admission.shadow import Said
 from forebay.core.instant import MILLISECOND
 from forebay.core.model import Demand, Refusal, Request, Ticket, Usage
 from forebay.core.outcome import Outcome
 from forebay.core.pool import Pool
+from forebay.core.shadow import Said
 
 COMPLETED = Outcome.COMPLETED  # looking it up on its class costs more than comparing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
 from random import Random
 
@@ -11,7 +12,6 @@ from forebay.config import Config, loads
 from forebay.config.build import KeyEntry, anonymous_entry, guarded, key_table, pipeline_config
 from forebay.config.summary import derived, plain
 from forebay.core.admission.fair_share import FairShareConfig
-from forebay.core.admission.shadow import ShadowConfig
 from forebay.core.batching.dynamic import DynamicConfig
 from forebay.core.batching.passthrough import PassThroughConfig
 from forebay.core.events import EngineUp
@@ -21,6 +21,7 @@ from forebay.core.limits.guarded import GuardedConfig
 from forebay.core.model import Mode, Refusal, Request, Ticket
 from forebay.core.pipeline import Pipeline
 from forebay.core.quota.terms import KeyLimits, KeyTerms
+from forebay.core.shadow import ShadowConfig
 from forebay.core.tuning.depth import TuningConfig
 from forebay.core.tuning.derived import DerivedConfig
 from forebay.core.tuning.fixed import FixedConfig as FixedDepthConfig
@@ -154,7 +155,7 @@ def test_what_is_tried_in_shadow() -> None:
     assert pool.limit == FixedConfig(limit=8)
     assert isinstance(pool.limit_shadow, GuardedConfig)
     assert pool.limit_shadow.kv_tokens == 9000
-    assert pool.shadow == ShadowConfig(80 * MILLISECOND, FairShareConfig())
+    assert pool.shadow == ShadowConfig(replace(pool.forecast, wait_budget_ns=80 * MILLISECOND), FairShareConfig())
     assert pool.fair is None
     assert guarded(config, config.engines[0])
 

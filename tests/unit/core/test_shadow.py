@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -11,7 +12,6 @@ from forebay.core import limits
 from forebay.core.admission.depth import DepthConfig
 from forebay.core.admission.fair_share import FairShareConfig
 from forebay.core.admission.forecast import ForecastConfig
-from forebay.core.admission.shadow import POLICIES, VERDICTS, ShadowConfig
 from forebay.core.events import Finished, FirstToken
 from forebay.core.instant import MILLISECOND, SECOND, Even
 from forebay.core.limits.aimd import AimdConfig
@@ -25,6 +25,8 @@ from forebay.core.limits.vegas import VegasConfig
 from forebay.core.model import EngineSignal, Mode, Request, Usage
 from forebay.core.pipeline import PipelineConfig
 from forebay.core.pool import PoolConfig
+from forebay.core.queueing.ordering import OrderConfig
+from forebay.core.shadow import POLICIES, VERDICTS, ShadowConfig
 from forebay.core.tuning.depth import TuningConfig
 from forebay.core.tuning.derived import DerivedConfig
 from forebay.testing import check_empty, check_invariants, check_limit
@@ -213,7 +215,8 @@ def test_a_depth_in_shadow(bench: Any) -> None:
 def test_a_wait_budget_in_shadow(bench: Any, leases: Any) -> None:
     """One place, 100 ms each: three slots are the least budget, and ten seconds let more wait than 300 ms do."""
     forecast = ForecastConfig(wait_budget_ns=10 * SECOND, budget_floor_slots=3.0)
-    b = bench(pool(limit=FixedConfig(limit=1), forecast=forecast, shadow=ShadowConfig(wait_budget_ns=MILLISECOND)))
+    tried = ShadowConfig(forecast=replace(forecast, wait_budget_ns=MILLISECOND))
+    b = bench(pool(limit=FixedConfig(limit=1), forecast=forecast, shadow=tried))
     for _ in range(30):
         (lease,) = leases(b.offer())
         b.clock.advance(100 * MILLISECOND)
@@ -289,14 +292,14 @@ def test_what_shadows_counted_stays_over_a_reload(bench: Any) -> None:
     for _ in range(3):
         said(b)
     before = dict(b.pipeline.pools[0].shadows.counts)
-    reconfigure(b, pool(limit_shadow=FixedConfig(limit=1), shadow=ShadowConfig(wait_budget_ns=SECOND)))
+    reconfigure(b, pool(limit_shadow=FixedConfig(limit=1), shadow=ShadowConfig(order=OrderConfig(adaptive=True))))
     assert b.pipeline.pools[0].shadows.counts == before
 
 
 def test_shares_kept_in_shadow_act_after_a_reload(bench: Any, leases: Any) -> None:
     b = bench(pool(limit=FixedConfig(limit=9), shadow=ShadowConfig(fair=FairShareConfig())))
     (lease,) = leases(b.offer("k", tokens=500))
-    kept = b.pipeline.pools[0].shadows.fair(0)
+    kept = b.pipeline.pools[0].shadows.kept()["fair"].state[0]
     reconfigure(b, pool(limit=FixedConfig(limit=9), fair=FairShareConfig()))
     assert b.pipeline.pools[0].fair(0) is kept
     b.report(Finished(lease, Usage(500, 0)))

@@ -13,6 +13,7 @@ a fair share every flow has a calendar of its own, by its part of the pool, so t
 from __future__ import annotations
 
 from array import array
+from copy import deepcopy
 from dataclasses import dataclass
 
 from forebay.core.instant import SECOND, Chance, Instant
@@ -96,10 +97,18 @@ class RetryLadder:
     """Spreads returns to one pool over the time that it needs to serve them."""
 
     def __init__(self, config: RetryConfig, chance: Chance) -> None:
-        self._config = config
-        self._chance = chance
+        self.config = config
+        self.chance = chance
         self._calendars: dict[str, _Calendar] = {}  # by flow; "" is everybody
         self._tidied = -1  # the second in which those without a promise were last let go
+
+    def inherit(self, before: RetryLadder) -> None:
+        """Go on from what a predecessor promised, who promises nothing more."""
+        self._calendars = before._calendars
+
+    def apart(self) -> None:
+        """Let what it promises from now on be its own, though the predecessor goes on too."""
+        self._calendars = deepcopy(self._calendars)
 
     def next_ns(
         self,
@@ -119,7 +128,7 @@ class RetryLadder:
         serves over a longer time, returns left out. `part`: the flow's part of the pool. `least_ns`: nobody should
         come sooner. `shows`: the share of those told to come back who do.
         """
-        config = self._config
+        config = self.config
         if capacity > 0:
             free = min(config.share_most, max(config.share_least, 1 - config.headroom - usual_rate / capacity))
             room = free * capacity * part / shows
@@ -130,8 +139,8 @@ class RetryLadder:
         last = min((now + obeys_ns - config.margin_ns) // SECOND - 1, present + SPAN - 1)
         second = self._calendar(flow, present).take(room, present, first, last)
         if second is None:
-            return obeys_ns + SECOND + int(config.beyond_ns * self._chance.random())
-        return second * SECOND + int(SECOND * self._chance.random()) - now
+            return obeys_ns + SECOND + int(config.beyond_ns * self.chance.random())
+        return second * SECOND + int(SECOND * self.chance.random()) - now
 
     def _calendar(self, flow: str, present: int) -> _Calendar:
         """That of the flow; beyond the most that are kept, the new ones share that of everybody."""
@@ -149,8 +158,8 @@ class RetryLadder:
 
     def spread_ns(self, wait_ns: int) -> int:
         """The same wait, a little later for some."""
-        return wait_ns + int(wait_ns * self._config.spread * self._chance.random())
+        return wait_ns + int(wait_ns * self.config.spread * self.chance.random())
 
     def exact_ns(self, wait_ns: int) -> int:
         """A wait known exactly (a bucket's refill), later by at most 5 % or half a second."""
-        return wait_ns + int(min(wait_ns // 20, SECOND // 2) * self._chance.random())
+        return wait_ns + int(min(wait_ns // 20, SECOND // 2) * self.chance.random())

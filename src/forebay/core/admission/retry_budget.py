@@ -83,6 +83,13 @@ class RetryBudgets:
         """A return that needs no budget came: if it was promised, that is used up."""
         self._of(key, now).expected(now)
 
+    def left(self, key: str, now: Instant) -> float:
+        """Retries that its budget has left, promises not counted."""
+        config, held = self._config, self._keys.get(key)
+        if held is None:
+            return config.per_s * config.life_s
+        return min(held.most, held.tokens + config.per_s * max(0, now - held.at) / SECOND)
+
     def _of(self, key: str, now: Instant) -> _Key:
         """Its state, with what came in since it was last looked at."""
         config, keys = self._config, self._keys

@@ -1,55 +1,90 @@
-"""Settings of the admission room that are tried without being followed, and what came of it."""
+"""Objects of the admission room that tell others what they are told: the acting one decides as it would alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from copy import deepcopy
+from typing import Any
 
-from forebay.core.admission.fair_share import FairShare, FairShareConfig
-
-Policy = Literal["window", "depth", "wait_budget", "fair_share"]
-Verdict = Literal["same", "stricter", "looser"]
-"""Beside the acting setting, for one request: would the shadow have kept it out, or let it in, where that did not?"""
-
-POLICIES: tuple[Policy, ...] = ("window", "depth", "wait_budget", "fair_share")
-VERDICTS: tuple[Verdict, ...] = ("same", "stricter", "looser")
+from forebay.core.admission.forecast import ForecastConfig, WaitForecast
+from forebay.core.admission.retry_after import RetryConfig, RetryLadder
+from forebay.core.instant import Even, Instant
 
 
-class Said(NamedTuple):
-    """What one shadow said of one request."""
+class ShadowedForecast(WaitForecast):
+    """The acting forecast. What happens to the pool is told to the one in its shadow too.
 
-    policy: Policy
-    verdict: Verdict
-    limit: float  # what it would have allowed
-    actual: float  # what it held against that
-    unit: str
+    How long a request waited is not: the shadow learns that from those that it would have let in, against what it said
+    of them itself.
+    """
+
+    def __init__(self, acting: WaitForecast, shadow: WaitForecast) -> None:
+        super().__init__(acting.config)
+        vars(self).update(vars(acting))
+        self.shadow = shadow
+
+    def alone(self) -> WaitForecast:
+        """The acting one, with what it has learned."""
+        forecast, learned = WaitForecast(self.config), dict(vars(self))
+        del learned["shadow"]
+        vars(forecast).update(learned)
+        return forecast
+
+    def released(self, opened: Instant, now: Instant) -> None:
+        """Tell both."""
+        super().released(opened, now)
+        self.shadow.released(opened, now)
+
+    def began(self, took_ns: int) -> None:
+        """Tell both."""
+        super().began(took_ns)
+        self.shadow.began(took_ns)
+
+    def resized(self, ratio: float, in_flight: int, now: Instant) -> None:
+        """Tell both."""
+        super().resized(ratio, in_flight, now)
+        self.shadow.resized(ratio, in_flight, now)
+
+    def decay(self, now: Instant) -> None:
+        """Let both fade."""
+        super().decay(now)
+        self.shadow.decay(now)
 
 
-@dataclass(frozen=True, slots=True)
-class ShadowConfig:
-    """None: that setting has no shadow."""
+def forked(forecast: WaitForecast, config: ForecastConfig) -> WaitForecast:
+    """Another forecast, which begins with what this one has learned."""
+    learned = deepcopy(vars(forecast.alone() if isinstance(forecast, ShadowedForecast) else forecast))
+    fork = WaitForecast(config)
+    vars(fork).update(learned)
+    fork.reconfigure(config)
+    return fork
 
-    wait_budget_ns: int | None = None
-    fair: FairShareConfig | None = None
+
+def forked_ladder(ladder: RetryLadder, config: RetryConfig) -> RetryLadder:
+    """Other calendars, which begin with what these have promised."""
+    fork = RetryLadder(config, Even())
+    fork.inherit(ladder)
+    fork.apart()
+    return fork
 
 
-class Shadows:
-    """The shares of the flows as a shadow keeps them, and the counts of what all shadows of a pool said."""
+class ShadowedLadder(RetryLadder):
+    """The acting calendars of returns. Whoever is given a time by them is given one by those in shadow too."""
 
-    def __init__(self, config: ShadowConfig, counts: dict[tuple[Policy, Verdict], int]) -> None:
-        self.config = config
-        self.counts = counts
-        self.shares: dict[int, FairShare] = {}  # by priority
+    def __init__(self, acting: RetryLadder, shadow: RetryLadder) -> None:
+        super().__init__(acting.config, acting.chance)
+        self.inherit(acting)
+        self.shadow = shadow
+        self.last: tuple[int, int] | None = None
+        """What both said last, the acting one first; whoever takes note of it sets it to None."""
 
-    def fair(self, priority: int) -> FairShare | None:
-        """The shares among the flows of one priority; None when no shadow keeps them."""
-        share = self.shares.get(priority)
-        if share is None and self.config.fair is not None:
-            share = self.shares[priority] = FairShare(self.config.fair)
-        return share
+    def alone(self) -> RetryLadder:
+        """The acting ones, with what they promised."""
+        ladder = RetryLadder(self.config, self.chance)
+        ladder.inherit(self)
+        return ladder
 
-    def count(self, said: tuple[Said, ...]) -> None:
-        """Take into the counts what they said."""
-        counts = self.counts
-        for one in said:
-            counts[one.policy, one.verdict] = counts.get((one.policy, one.verdict), 0) + 1
+    def next_ns(self, capacity: float, now: Instant, **terms: Any) -> int:
+        """By the acting ones."""
+        said_ns = super().next_ns(capacity, now, **terms)
+        self.last = said_ns, self.shadow.next_ns(capacity, now, **terms)
+        return said_ns

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from forebay.core.instant import Instant
 from forebay.core.model import Request, Ticket, TicketState
 from forebay.core.queueing.fairness import Flow, VirtualClock
-from forebay.core.queueing.ordering import Line, OrderConfig, Standing
+from forebay.core.queueing.ordering import Line, OrderConfig, standing
 
 LEFTOVERS_MAX = 192
 
@@ -37,7 +37,8 @@ class FairQueue:
         self.tokens = 0
         self.bytes = 0
         self._clock = VirtualClock()
-        self._standing = Standing(order) if order is not None and order.adaptive else None
+        self.standing = standing(order) if order is not None else None
+        """Says whether the newest of a flow go first; None: they never do. It may be exchanged at any time."""
         self._lines: dict[Flow, Line] = {}
         self._uneven = False  # was any line, since the queue was last empty?
         self._numbers = 0  # turns given
@@ -95,7 +96,7 @@ class FairQueue:
         if not turns:
             return None
         ticket = turns[0][3]
-        if not self._uneven and (self._standing is None or not self._standing.now):
+        if not self._uneven and (self.standing is None or not self.standing.now):
             return ticket
         return self._exchange(ticket)
 
@@ -117,7 +118,7 @@ class FairQueue:
     def _first(self, ticket: Ticket) -> Ticket:
         """Which ticket of this one's flow goes first. One that stands above its flow is not exchanged."""
         line = self._lines[_flow(ticket.request)]
-        if self._standing is not None and self._standing.now:
+        if self.standing is not None and self.standing.now:
             first = line.newest()
         else:
             first = line.earliest() if line.uneven else ticket
@@ -153,9 +154,10 @@ class FairQueue:
 
     def oldest(self) -> Instant:
         """When the longest-waiting ticket arrived. The queue must not be empty."""
-        return self._first_arrived().arrived
+        return self.first_arrived().arrived
 
-    def _first_arrived(self) -> Ticket:
+    def first_arrived(self) -> Ticket:
+        """The longest-waiting ticket. The queue must not be empty."""
         arrivals = self._arrivals
         while arrivals[0].state is not TicketState.QUEUED:
             arrivals.popleft()
@@ -163,14 +165,30 @@ class FairQueue:
 
     def pop(self, now: Instant) -> Ticket:
         """Take the head out, to be dispatched: `head` was asked just before. The caller sets its state."""
-        if self._standing is not None:
-            oldest = self._first_arrived()
-            self._standing.seen(now - oldest.arrived, oldest.expires - oldest.arrived, now)
+        if self.standing is not None:
+            oldest = self.first_arrived()
+            self.standing.seen(now - oldest.arrived, oldest.expires - oldest.arrived, now)
         ticket = self._turns[0][3]
         self._clock.served(ticket.start_tag)
         del self._turns[0]
         self._leave(ticket, _flow(ticket.request))
         return ticket
+
+    def instead_of(self, ticket: Ticket, *, newest: bool) -> Ticket:
+        """Who would have had the turn of a ticket that was just taken out, with the newest of a flow first, or not."""
+        line = self._lines.get(_flow(ticket.request))
+        if line is None or ticket.redispatched:  # what an engine gave back goes first in any order
+            return ticket
+        if newest:
+            other = line.newest()
+            before = other.sequence > ticket.sequence
+        elif line.uneven:
+            other = line.earliest()
+            before = (other.expires, other.sequence) < (ticket.expires, ticket.sequence)
+        else:
+            other = line.oldest()
+            before = other.sequence < ticket.sequence
+        return other if before and other.band == ticket.band else ticket
 
     def remove(self, ticket: Ticket) -> None:
         """Take out a ticket that leaves unserved. The caller sets its state."""

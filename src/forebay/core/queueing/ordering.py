@@ -55,6 +55,10 @@ class Line:
             heappop(ends)
         return ends[0][2]
 
+    def oldest(self) -> Ticket:
+        """The one that came first. The line must not be empty."""
+        return next(iter(self.tickets))
+
     def newest(self) -> Ticket:
         """The one that came last. The line must not be empty."""
         return next(reversed(self.tickets))
@@ -78,3 +82,8 @@ class Standing:
             self._since = at
         elif at - self._since >= self._config.interval_ns:
             self.now, self._since = not self.now, None
+
+
+def standing(config: OrderConfig) -> Standing | None:
+    """What tells whether the queue stands; None where that makes no difference."""
+    return Standing(config) if config.adaptive else None

@@ -23,6 +23,7 @@ class TuningConfig:
 
     tuner: TunerConfig = field(default_factory=FixedConfig)
     shadow: TunerConfig | None = None
+    shadow_depth: int | None = None  # where that one begins, and a fixed one stays; None: where this one stands
     frozen: bool = False  # it looks, and moves nothing
     kept: int = 64  # changes
     wait_budget_ns: int = 0  # the longest of any class; 0: the pool's

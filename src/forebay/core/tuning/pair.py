@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from forebay.core.instant import FOREVER, Chance, Even, Instant
 from forebay.core.snapshot import TunerSnapshot
@@ -13,13 +14,22 @@ from forebay.core.tuning.fixed import FixedConfig
 class Tuners:
     """Both are shown the same; only one is followed. `resting`: nothing happens that they could see."""
 
-    def __init__(self, config: TuningConfig, depth: int, chance: Chance, *, shadow_depth: int | None = None) -> None:
-        """`depth` is where tuning begins, and stays when nobody tunes."""
+    def __init__(
+        self,
+        config: TuningConfig,
+        depth: int,
+        chance: Chance,
+        *,
+        shadow_depth: int | None = None,
+        acting: DepthTuning | None = None,
+    ) -> None:
+        """`depth` is where tuning begins, and stays when nobody tunes; `acting`: who does already."""
         kept = config.kept
-        self.acting = DepthTuning(config.tuner, depth, chance, kept=kept, frozen=config.frozen)
+        self.acting = acting or DepthTuning(config.tuner, depth, chance, kept=kept, frozen=config.frozen)
         self.shadow: DepthTuning | None = None
         if config.shadow is not None:
-            self.shadow = DepthTuning(config.shadow, shadow_depth or self.acting.depth, Even(), kept=kept)
+            begins = config.shadow_depth if shadow_depth is None else shadow_depth
+            self.shadow = DepthTuning(config.shadow, self.acting.depth if begins is None else begins, Even(), kept=kept)
         both = (self.acting,) if self.shadow is None else (self.acting, self.shadow)
         self.looking = tuple(tuning for tuning in both if tuning.tuner.interval_ns)
         self.timed = tuple(tuning.times for tuning in self.looking if tuning.times is not None)
@@ -40,7 +50,9 @@ class Tuners:
     def look(self, seen: Seen, budget_ns: Callable[[float], int], now: Instant, *, idle: bool) -> None:
         """Let those look whose time it is. `idle`: nothing waits or runs, so this is the last look for now."""
         for tuning in self.looking:
-            if tuning.due <= now:
+            if not tuning.due:
+                tuning.begin(seen, now)  # it came while there was work
+            elif tuning.due <= now:
                 tuning.look(seen, budget_ns, now)
         self.resting = idle
 
@@ -50,12 +62,18 @@ class Tuners:
         `depth` is in force where nobody tunes.
         """
         acting, shadow = self.acting, self.shadow
+        stays = (new.shadow, new.shadow_depth) == (old.shadow, old.shadow_depth)
+        kept = shadow.depth if shadow is not None and stays else None
+        moves = isinstance(new.tuner, FixedConfig) and depth != acting.depth
+        if not moves and replace(new, shadow=old.shadow, shadow_depth=old.shadow_depth) == old:
+            heirs = Tuners(new, depth, self._chance, shadow_depth=kept, acting=acting)
+            heirs.resting = self.resting
+            return heirs
         begins, why = acting.depth, "reload"
         if isinstance(new.tuner, FixedConfig):
             begins = depth
         elif shadow is not None and new.tuner == old.shadow != old.tuner:
             begins, why = shadow.depth, "promoted"
-        kept = shadow.depth if shadow is not None and new.shadow == old.shadow else None
         heirs = Tuners(new, begins, self._chance, shadow_depth=kept)
         heirs.acting.inherit(acting, why, now)
         return heirs

@@ -1,0 +1,66 @@
+"""Settings in shadow: what they would have said of a request, asked beside the acting verdict, which they never change.
+
+Each question is put at the state in which the request came, which is the work of the acting settings. A request that
+none of these questions concerns (over its key's limits, say) is not asked about.
+"""
+
+from __future__ import annotations
+
+from forebay.core import verdicts
+from forebay.core.admission.forecast import Outlook
+from forebay.core.dispatch.leases import Engine
+from forebay.core.instant import Instant
+from forebay.core.model import Demand, Mode, Refusal, Request, Ticket, Usage
+from forebay.core.pool import Pool
+from forebay.core.shadow import Case, Shadows
+
+
+def admitted(shadows: Shadows, ticket: Ticket, verdict: Engine | Outlook, now: Instant) -> None:
+    """The request was admitted, to start at once or to wait."""
+    request, mode = ticket.request, ticket.mode
+    if isinstance(verdict, Outlook):
+        mode = verdict.mode
+    elif request.holds_place:
+        mode = Mode.BACKPRESSURE
+    shadows.ask(Case(request, ticket.demand, mode, verdict, now))
+    engine = verdict if isinstance(verdict, Engine) else None
+    for shadow in shadows.admitted:
+        shadow.admitted(ticket, engine, now)
+
+
+def refused(pool: Pool, request: Request, demand: Demand, refusal: Refusal, now: Instant) -> Refusal:
+    """It was refused. Returns the refusal with its time to come back."""
+    shadows = pool.shadows
+    if shadows is not None:
+        holds = request.holds_place and verdicts.holds_place(pool, now)
+        mode = Mode.BACKPRESSURE if holds else request.mode or pool.mode
+        shadows.ask(Case(request, demand, mode, refusal, now))
+    refusal = verdicts.timed(pool, refusal, request, now)
+    if shadows is not None:
+        told(shadows, request, demand, refusal, now)
+    return refusal
+
+
+def told(shadows: Shadows, request: Request, demand: Demand, refusal: Refusal, now: Instant) -> None:
+    """It was refused or evicted, and told when to come back."""
+    shadows.ask(Case(request, demand, Mode.HYBRID, refusal, now, "return"))
+
+
+def turned(shadows: Shadows, ticket: Ticket, engine: Engine, now: Instant, *, led: bool = False) -> None:
+    """One that waited has just been taken out of the queue for an engine; `led` there by the first of its batch."""
+    if not led:
+        shadows.ask(Case(ticket.request, ticket.demand, ticket.mode, engine, now, "turn", ticket))
+    for shadow in shadows.waited:
+        shadow.waited(ticket, now, expired=False)
+
+
+def expired(shadows: Shadows, ticket: Ticket, now: Instant) -> None:
+    """Its time was up while it waited."""
+    for shadow in shadows.waited:
+        shadow.waited(ticket, now, expired=True)
+
+
+def ended(shadows: Shadows, ticket: Ticket, usage: Usage | None, now: Instant) -> None:
+    """An admitted request has its outcome, having used this."""
+    for shadow in shadows.ended:
+        shadow.ended(ticket, usage, now)
