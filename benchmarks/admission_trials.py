@@ -16,7 +16,8 @@ from typing import Final
 
 from forebay.core.dispatch.leases import Engine
 from forebay.core.instant import Instant
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.catalog import profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.sim.bounds import FluidBound, limits_of, sizes_of, step_bound
 from forebay.sim.figures import Judge
 from forebay.sim.records import COMPLETED

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.article_code import SNIPPET_FLAT_OUTPUT, TokenGate
-from forebay.engines.simulated.profiles import EncoderProfile, StepProfile, profile_named
+from forebay.engines.simulated.catalog import profile_named
+from forebay.engines.simulated.profile import EncoderProfile, StepProfile
 from forebay.workload.trace import load_trace
 
 BANDS = {1: (12, 18), 4: (35, 45), 8: (55, 65), 16: (70, 80), 32: (85, 90)}

@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks import tables
 from forebay.engines.simulated.fitted import FrontEnd, write_fitted
 from forebay.engines.simulated.model import EngineLimits
-from forebay.engines.simulated.profiles import StepProfile
+from forebay.engines.simulated.profile import StepProfile
 from forebay.report.records import RequestRecord
 from forebay.report.statistics import percentile
 from forebay.sim.calibrate import Calibration, fit, fitted, usable

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.control_world import ENGINES, MIXES, TPOT_MS, TTFT_MS, Stream, drawn, fluid
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.model import EngineModel
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.sim.bounds import Size, limits_of, saturation
 from forebay.sim.scenario import EngineSpec
 

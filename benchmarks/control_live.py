@@ -22,7 +22,8 @@ from benchmarks.control_beside import Objectives, figures, healthy, simulated, t
 from benchmarks.control_policies import FOREBAY, policy
 from benchmarks.control_world import TPOT_MS, TTFT_MS
 from benchmarks.process import Process, free_port
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.catalog import profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.load.attack import Plan, attack
 from forebay.load.target import Target
 from forebay.load.workload import Key, Workload

@@ -10,7 +10,8 @@ from random import Random
 
 from benchmarks.control_world import TTFT_MS, Tiring
 from forebay.core.model import Request
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.catalog import profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.sim.call import Call
 from forebay.sim.engines import LanguageEngine
 from forebay.sim.fronts import Direct

@@ -23,7 +23,7 @@ from benchmarks.calibration_judge import Kept, calibrate
 from benchmarks.control_beside import Objectives, figures, healthy, simulated, table
 from benchmarks.process import Process, free_port
 from forebay.engines.simulated.fitted import write_fitted
-from forebay.engines.simulated.profiles import StepProfile
+from forebay.engines.simulated.profile import StepProfile
 from forebay.load.attack import Plan, attack
 from forebay.load.observe import first_model
 from forebay.load.probing import probe_engine

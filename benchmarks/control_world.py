@@ -18,7 +18,8 @@ from forebay.core.instant import SECOND
 from forebay.core.model import Refusal
 from forebay.core.outcome import EvictReason
 from forebay.core.pipeline import Pipeline
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.catalog import profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.sim.bounds import FluidBound, Size, limits_of, step_bound
 from forebay.sim.call import Call, Front
 from forebay.sim.clients import Callers

@@ -25,7 +25,8 @@ from benchmarks import environment, publish
 from benchmarks.control_world import MIXES
 from benchmarks.trials import rows_of
 from forebay.core.instant import MILLISECOND, SECOND
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.catalog import profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.report.records import RequestRecord
 from forebay.sim.bounds import Size, limits_of, step_bound
 from forebay.sim.run import Simulation

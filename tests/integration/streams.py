@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.catalog import profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.load.client import Call
 from forebay.load.target import Target
 from forebay.load.workload import Workload

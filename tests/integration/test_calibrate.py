@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from forebay.cli import calibrate
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.fitted import read_fitted
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.errors import ForebayError
 from forebay.load.workload import Workload
 from forebay.workload.arrival import NS_PER_S, Arrival

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.model import EngineLimits, EngineModel
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.profile import StepProfile
 
 A100 = profile_named("a100-80g/llama-3.1-8b/bf16/tp1/vllm")
 assert isinstance(A100, StepProfile)

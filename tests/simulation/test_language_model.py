@@ -15,8 +15,9 @@ from forebay.core.model import Lease, Mode, Request, Usage
 from forebay.core.outcome import Outcome
 from forebay.core.pipeline import PipelineConfig
 from forebay.core.pool import PoolConfig
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.model import EngineLimits, EngineModel
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.testing import EventWorld, check_empty, check_invariants, poisson
 
 PROFILE = "h100-80g/llama-3.1-8b/bf16/tp1/trtllm"

@@ -13,8 +13,9 @@ from importlib.resources import files
 
 import pytest
 
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.model import EngineLimits, EngineModel
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.engines.simulated.replay import Timeline, Work, replay
 from forebay.workload.arrival import Arrival
 from forebay.workload.trace import load_trace

@@ -21,9 +21,10 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.encoder import EncoderModel
 from forebay.engines.simulated.model import EngineLimits, EngineModel
-from forebay.engines.simulated.profiles import EncoderProfile, StepProfile, profile_named
+from forebay.engines.simulated.profile import EncoderProfile, StepProfile
 from forebay.engines.simulated.replay import Timeline, Work, closed_loop, replay
 
 FOLDER = files("forebay") / "data" / "calibration"

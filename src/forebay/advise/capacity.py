@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.engines.simulated.profiles import EncoderProfile, Profile, StepProfile, profiles
+from forebay.engines.simulated.catalog import profiles
+from forebay.engines.simulated.profile import EncoderProfile, Profile, StepProfile
 from forebay.errors import UsageError
 from forebay.sim.bounds import Binding, Size, encoder_bound, limits_of, step_bound
 from forebay.sim.scenario import EngineSpec

@@ -15,7 +15,7 @@ from forebay.advise.settings import SLOTS, Setting, guarded, settings
 from forebay.config.preset import PRESETS
 from forebay.config.schema import Config
 from forebay.core.model import Mode
-from forebay.engines.simulated.profiles import EncoderProfile, StepProfile
+from forebay.engines.simulated.profile import EncoderProfile, StepProfile
 
 TPOT_MS = 50.0
 """Pace assumed when none is said: twice as fast as people read."""

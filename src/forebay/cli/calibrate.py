@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from forebay.engines.simulated.fitted import Fitted
     from forebay.engines.simulated.model import EngineLimits
-    from forebay.engines.simulated.profiles import StepProfile
+    from forebay.engines.simulated.profile import StepProfile
     from forebay.load.told import Told
     from forebay.report.records import RequestRecord
     from forebay.sim.calibrate import Calibration
@@ -201,7 +201,7 @@ def _now() -> str:
 
 def _blank(name: str, model: str, limits: EngineLimits) -> StepProfile:
     """A profile that has everything but coefficients."""
-    from forebay.engines.simulated.profiles import StepProfile
+    from forebay.engines.simulated.profile import StepProfile
 
     return StepProfile(
         name=name,

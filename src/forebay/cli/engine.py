@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from forebay.engines.simulated.embedder import SimulatedEncoder
     from forebay.engines.simulated.engine import SimulatedEngine
     from forebay.engines.simulated.faults import Faults
-    from forebay.engines.simulated.profiles import EncoderProfile, Profile, StepProfile
+    from forebay.engines.simulated.profile import EncoderProfile, Profile, StepProfile
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -133,7 +133,8 @@ def simulated(
     DELETE on /faults show, change and heal the injected faults.
     """
     from forebay.engines.serving.server import run
-    from forebay.engines.simulated.profiles import DEFAULT_PROFILE, StepProfile, profile_named, profiles
+    from forebay.engines.simulated.catalog import DEFAULT_PROFILE, profile_named, profiles
+    from forebay.engines.simulated.profile import StepProfile
 
     if list_profiles:
         _print_profiles(profiles(), as_json=as_json)
@@ -215,7 +216,7 @@ def _print_profiles(known: dict[str, Profile], *, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from forebay.engines.simulated.profiles import StepProfile
+    from forebay.engines.simulated.profile import StepProfile
 
     if as_json:
         rows = [

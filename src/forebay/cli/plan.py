@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.status import Status
 
 from forebay.cli.options import html_file, is_stdout, json_file, say_written, writable
-from forebay.engines.simulated.profiles import EncoderProfile
+from forebay.engines.simulated.profile import EncoderProfile
 from forebay.errors import UsageError
 from forebay.plan.assemble import make_plan
 from forebay.plan.candidates import Candidate, candidates

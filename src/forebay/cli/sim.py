@@ -243,7 +243,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def _print_profiles() -> None:
-    from forebay.engines.simulated.profiles import profiles
+    from forebay.engines.simulated.catalog import profiles
 
     for name in profiles():
         click.echo(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from forebay.engines.simulated.profiles import EncoderProfile, StepProfile
+from forebay.engines.simulated.profile import EncoderProfile, StepProfile
 from forebay.plan.candidates import Candidate, dtype_of, model_of
 from forebay.plan.planner import Findings, Planner, Question
 from forebay.plan.prices import HOURS_PER_MONTH, PriceBook

@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.engines.simulated.profiles import EncoderProfile, Profile, StepProfile, profiles
+from forebay.engines.simulated.catalog import profiles
+from forebay.engines.simulated.profile import EncoderProfile, Profile, StepProfile
 from forebay.errors import UsageError
 from forebay.plan.prices import Price, PriceBook, card
 

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from forebay.config.render import toml
-from forebay.engines.simulated.profiles import EncoderProfile, StepProfile
+from forebay.engines.simulated.profile import EncoderProfile, StepProfile
 from forebay.plan.candidates import Candidate
 from forebay.plan.objective import Objective
 from forebay.sim.bounds import FluidBound

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from forebay.engines.simulated.profiles import EncoderProfile, Profile
+from forebay.engines.simulated.profile import EncoderProfile, Profile
 from forebay.errors import UsageError
 from forebay.plan.objective import Objective
 from forebay.report.statistics import percentile

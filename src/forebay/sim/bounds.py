@@ -18,8 +18,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.model import EngineLimits, EngineModel
-from forebay.engines.simulated.profiles import EncoderProfile, StepProfile, profile_named
+from forebay.engines.simulated.profile import EncoderProfile, StepProfile
 from forebay.sim.run import ENCODER_MAX_BATCH, engine_limits
 from forebay.sim.scenario import EngineSpec, Scenario
 from forebay.workload.arrival import Arrival

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from forebay.engines.simulated.fitted import Coefficient, Fitted, FrontEnd, Residuals
 from forebay.engines.simulated.model import EngineLimits
-from forebay.engines.simulated.profiles import StepProfile
+from forebay.engines.simulated.profile import StepProfile
 from forebay.errors import UsageError
 from forebay.report.records import RequestRecord
 from forebay.report.statistics import percentile

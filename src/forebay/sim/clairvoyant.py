@@ -19,8 +19,9 @@ from math import floor, inf
 
 import msgspec
 
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.model import EngineLimits, EngineModel
-from forebay.engines.simulated.profiles import EncoderProfile, StepProfile, profile_named
+from forebay.engines.simulated.profile import EncoderProfile, StepProfile
 from forebay.errors import UsageError
 from forebay.sim.bounds import Size, limits_of, sizes_of
 from forebay.sim.run import ENCODER_MAX_BATCH

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from forebay.engines.simulated.fitted import FrontEnd
 from forebay.engines.simulated.model import EngineLimits
-from forebay.engines.simulated.profiles import StepProfile
+from forebay.engines.simulated.profile import StepProfile
 from forebay.errors import UsageError
 from forebay.report.records import RequestRecord
 from forebay.sim.replay import Offer, Step, replay

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from forebay.engines.simulated.profiles import EncoderProfile, profile_named
+from forebay.engines.simulated.catalog import profile_named
+from forebay.engines.simulated.profile import EncoderProfile
 from forebay.errors import UsageError
 from forebay.report.grid import Entry
 from forebay.report.records import RunRecords

@@ -8,7 +8,7 @@ from pathlib import Path
 from forebay.config.load import loads
 from forebay.config.render import toml
 from forebay.core.model import Mode
-from forebay.engines.simulated.profiles import EncoderProfile, Profile, StepProfile
+from forebay.engines.simulated.profile import EncoderProfile, Profile, StepProfile
 from forebay.errors import UsageError
 from forebay.sim.bounds import FluidBound
 from forebay.sim.run import ENCODER_MAX_BATCH

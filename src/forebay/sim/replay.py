@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from forebay.engines.simulated.fitted import FrontEnd
 from forebay.engines.simulated.model import EngineLimits, EngineModel
-from forebay.engines.simulated.profiles import StepProfile
+from forebay.engines.simulated.profile import StepProfile
 
 SAME_NS = 500_000
 """First tokens of one step reach their callers within this time."""

@@ -15,9 +15,10 @@ from forebay.core.events import Event
 from forebay.core.instant import SECOND
 from forebay.core.model import Request
 from forebay.core.pipeline import Pipeline
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.encoder import EncoderModel
 from forebay.engines.simulated.model import EngineLimits, EngineModel
-from forebay.engines.simulated.profiles import Profile, StepProfile, profile_named
+from forebay.engines.simulated.profile import Profile, StepProfile
 from forebay.errors import UsageError
 from forebay.report.results import RunResult
 from forebay.sim.clients import Callers

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from forebay.engines.simulated.fitted import Coefficient, FrontEnd, Residuals
-from forebay.engines.simulated.profiles import StepProfile
+from forebay.engines.simulated.profile import StepProfile
 from forebay.errors import UsageError
 from forebay.report.statistics import percentile
 from forebay.sim.calibrate import MOST_ERROR, WANTS, Calibration, rates

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.fitted import Coefficient, Fitted, FrontEnd, Residuals, read_fitted, write_fitted
 from forebay.engines.simulated.model import EngineLimits
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.errors import UsageError
 
 

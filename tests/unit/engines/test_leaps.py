@@ -6,9 +6,10 @@ from random import Random
 
 import pytest
 
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.model import EngineLimits, EngineModel
 from forebay.engines.simulated.prefix import PrefixCache
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.engines.simulated.replay import Work, closed_loop, replay
 from forebay.engines.simulated.stretch import Stretch
 

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from forebay.engines.simulated.catalog import DEFAULT_PROFILE, profile_named, profiles
 from forebay.engines.simulated.encoder import EncoderModel
-from forebay.engines.simulated.profiles import (
-    DEFAULT_PROFILE,
-    EncoderProfile,
-    StepProfile,
-    profile_named,
-    profiles,
-)
+from forebay.engines.simulated.profile import EncoderProfile, StepProfile
 from forebay.errors import UsageError
 
 STEP_PROFILES = [one for one in profiles().values() if isinstance(one, StepProfile)]

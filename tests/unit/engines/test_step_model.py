@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.model import EngineLimits, EngineModel, StepResult
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.profile import StepProfile
 
 H100 = profile_named("h100-80g/llama-3.1-8b/bf16/tp1/trtllm")
 A100 = profile_named("a100-80g/llama-3.1-8b/bf16/tp1/vllm")

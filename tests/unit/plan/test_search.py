@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from forebay.config.load import loads
-from forebay.engines.simulated.profiles import profile_named
+from forebay.engines.simulated.catalog import profile_named
 from forebay.plan.candidates import Candidate
 from forebay.plan.objective import Objective
 from forebay.plan.prices import Price

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.engines.simulated.profiles import profile_named
+from forebay.engines.simulated.catalog import profile_named
 from forebay.errors import UsageError
 from forebay.plan.objective import Objective, objective
 from forebay.plan.traffic import TokenCost, Traffic, alone, busiest, token_cost, workload_of

@@ -7,8 +7,9 @@ from random import Random
 import msgspec
 import pytest
 
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.model import EngineLimits
-from forebay.engines.simulated.profiles import EncoderProfile, StepProfile, profile_named
+from forebay.engines.simulated.profile import EncoderProfile, StepProfile
 from forebay.sim.bounds import Size, encoder_bound, fluid_bound, limits_of, saturation, step_bound
 from forebay.sim.scenario import EngineSpec, Scenario, WorkloadSpec
 from forebay.workload.sizes import Sizes

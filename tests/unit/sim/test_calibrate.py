@@ -9,9 +9,10 @@ from random import Random
 import pytest
 
 from forebay.engines.simulated import replay as plain
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.fitted import FrontEnd
 from forebay.engines.simulated.model import EngineLimits, EngineModel
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.errors import UsageError
 from forebay.report.records import RequestRecord
 from forebay.sim.calibrate import Calibration, fit, fitted

@@ -9,7 +9,8 @@ from typing import Literal
 import msgspec
 import pytest
 
-from forebay.engines.simulated.profiles import EncoderProfile, profile_named
+from forebay.engines.simulated.catalog import profile_named
+from forebay.engines.simulated.profile import EncoderProfile
 from forebay.errors import UsageError
 from forebay.sim.clairvoyant import Job, clairvoyant, encoder_optimum, fractional_optimum
 from forebay.sim.policies import Sizing, config_text

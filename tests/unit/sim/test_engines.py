@@ -9,9 +9,10 @@ import pytest
 
 from forebay.core.instant import MILLISECOND, SECOND
 from forebay.core.outcome import FailReason
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.encoder import EncoderModel
 from forebay.engines.simulated.model import EngineLimits, EngineModel
-from forebay.engines.simulated.profiles import EncoderProfile, StepProfile, profile_named
+from forebay.engines.simulated.profile import EncoderProfile, StepProfile
 from forebay.sim.call import Call
 from forebay.sim.engines import EncoderEngine, LanguageEngine
 from forebay.sim.world import ARRIVAL, World

@@ -109,7 +109,8 @@ def test_tpot_counts_for_the_whole_objective_only() -> None:
 
 
 def test_an_encoder_serves_without_tokens() -> None:
-    from forebay.engines.simulated.profiles import EncoderProfile, profiles
+    from forebay.engines.simulated.catalog import profiles
+    from forebay.engines.simulated.profile import EncoderProfile
 
     encoder = next(name for name, one in profiles().items() if isinstance(one, EncoderProfile))
     workload = WorkloadSpec(rate=200, duration_s=DURATION_S, prompt_tokens="128")

@@ -8,7 +8,8 @@ import pytest
 
 from forebay.config.load import loads
 from forebay.core.model import Mode
-from forebay.engines.simulated.profiles import EncoderProfile, StepProfile, profile_named
+from forebay.engines.simulated.catalog import profile_named
+from forebay.engines.simulated.profile import EncoderProfile, StepProfile
 from forebay.errors import ConfigError, UsageError
 from forebay.sim.bounds import FluidBound
 from forebay.sim.policies import BATCH_SHARE, BUILT_IN, GUARDED, NONE, Sizing, config_text, policy, sizing

@@ -8,8 +8,9 @@ from random import Random
 import pytest
 
 from forebay.engines.serving.metrics import EngineMetrics
+from forebay.engines.simulated.catalog import profile_named
 from forebay.engines.simulated.model import EngineLimits
-from forebay.engines.simulated.profiles import StepProfile, profile_named
+from forebay.engines.simulated.profile import StepProfile
 from forebay.errors import UsageError
 from forebay.sim.replay import FrontEnd, Offer, replay
 from forebay.sim.windows import Scrape, Window, fit_windows, scrape_of, windows_of

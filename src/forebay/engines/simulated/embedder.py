@@ -11,7 +11,7 @@ from forebay.engines.serving.metrics import EngineMetrics
 from forebay.engines.simulated.encoder import BatchResult, EncoderModel
 from forebay.engines.simulated.faults import Faults
 from forebay.engines.simulated.pace import FaultyEngine, Steps
-from forebay.engines.simulated.profiles import EncoderProfile
+from forebay.engines.simulated.profile import EncoderProfile
 from forebay.engines.simulated.text import tokens_of
 
 MAX_BATCH = 128  # the largest batch that the curves were measured with

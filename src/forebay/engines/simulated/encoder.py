@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forebay.engines.simulated.profiles import EncoderProfile
+    from forebay.engines.simulated.profile import EncoderProfile
 
 
 @dataclass(frozen=True, slots=True)

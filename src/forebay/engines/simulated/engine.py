@@ -10,7 +10,7 @@ from forebay.engines.serving.metrics import EngineMetrics
 from forebay.engines.simulated.faults import Faults
 from forebay.engines.simulated.model import EngineLimits, EngineModel, StepResult
 from forebay.engines.simulated.pace import FaultyEngine, Steps
-from forebay.engines.simulated.profiles import StepProfile
+from forebay.engines.simulated.profile import StepProfile
 from forebay.engines.simulated.text import OutputLengths, filler_tokens, tokens_of, tokens_of_chat
 
 KV_BLOCK_TOKENS = 16

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from forebay.engines.simulated.model import EngineLimits
-from forebay.engines.simulated.profiles import StepProfile
+from forebay.engines.simulated.profile import StepProfile
 from forebay.errors import UsageError
 
 MAX_FILE_BYTES = 1 << 20

@@ -25,7 +25,7 @@ from forebay.engines.simulated.stretch import FRACTION_BITS, Stretch
 if TYPE_CHECKING:
     from random import Random
 
-    from forebay.engines.simulated.profiles import StepProfile
+    from forebay.engines.simulated.profile import StepProfile
 
 
 @dataclass(frozen=True, slots=True)
