@@ -160,34 +160,28 @@ def timed(pool: Pool, refusal: Refusal, request: Request, now: Instant) -> Refus
 
 def come_back_ns(pool: Pool, request: Request, now: Instant, least_ns: int = 0) -> int:
     """When the calendar of returns has a place for this caller, at the soonest after `least_ns`."""
-    flow, part, returns = "", 1.0, pool.returns
-    if (fair := pool.fair(request.priority)) is not None:
+    flow, part, returns, obeys_ns = "", 1.0, pool.returns, request.obeys_ns
+    if pool.shares and (fair := pool.fair(request.priority)) is not None:
         flow, part = request.flow or request.key, fair.part(request.weight)
     returns.refused(request.retries, now)
     if returns.overloaded:
         # Who comes back into the overload, or as soon as it has ended, is refused or keeps a new request out.
-        least_ns = max(least_ns, min(2 * pool.forecast.service_ns, request.obeys_ns // 4))
-    wait_ns = pool.ladder.next_ns(
-        capacity(pool, now),
-        now,
-        usual_rate=returns.usual_rate,
-        obeys_ns=request.obeys_ns,
-        flow=flow,
-        part=part,
-        least_ns=least_ns,
-        shows=returns.shows,
-    )
-    if request.retries is not None and wait_ns <= request.obeys_ns:
+        passed_ns = min(2 * pool.forecast.service_ns, obeys_ns // 4)
+        least_ns = passed_ns if passed_ns > least_ns else least_ns
+    rate, usual_rate = capacity(pool, now), returns.usual_rate
+    wait_ns = pool.ladder.next_ns(rate, now, usual_rate, obeys_ns, flow, part, least_ns, returns.shows)
+    if request.retries is not None and wait_ns <= obeys_ns:
         returns.promised(now + wait_ns)
     return wait_ns
 
 
 def capacity(pool: Pool, now: Instant) -> float:
     """Requests per second that the pool can serve with every place taken; 0.0 when nothing is known."""
-    forecast, places = pool.forecast, pool.places
+    forecast, totals = pool.forecast, pool.totals
+    places = totals.places
     return pool.capacity.look(
         now,
-        full=pool.in_flight >= FULL_SHARE * places,
+        full=totals.in_flight >= FULL_SHARE * places,
         places=places,
         service_ns=forecast.service_ns,
         paced=pool.paced,

@@ -44,7 +44,7 @@ class Capacity:
 
         `paced` asks what the limits say ahead, or 0.0. `drain_rate`: what ends now; `best_rate`: the most lately.
         """
-        shown = max(drain_rate, best_rate)
+        shown = drain_rate if drain_rate > best_rate else best_rate
         if not full:
             self._full_since = 0
             return self.rate or shown

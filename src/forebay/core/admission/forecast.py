@@ -186,7 +186,7 @@ class WaitForecast:
 
     def decay(self, now: Instant) -> None:
         """Fade towards 1 while there is nothing to observe. Cheap enough to ask at every verdict."""
-        since = max(self._observed_at, self._faded_at)
+        since = self._observed_at if self._observed_at > self._faded_at else self._faded_at
         if now - since <= SECOND:
             return
         keep = 0.5 ** ((now - since) / self.config.decay_half_life_ns)

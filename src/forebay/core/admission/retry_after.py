@@ -16,7 +16,7 @@ from array import array
 from copy import deepcopy
 from dataclasses import dataclass
 
-from forebay.core.instant import SECOND, Chance, Instant
+from forebay.core.instant import FOREVER, SECOND, Chance, Instant
 from forebay.core.model import OBEYED_NS
 
 FLOWS_MAX = 10_000
@@ -43,7 +43,9 @@ class RetryConfig:
 class _Calendar:
     """Places promised by the second. The room of a second may be a fraction: then a place takes several of them."""
 
-    __slots__ = ("_first", "_from", "_left", "_left_at", "_none_in", "_places", "_room", "_sought", "last")
+    __slots__ = (
+        "_first", "_from", "_left", "_left_at", "_none_from", "_none_to", "_places", "_room", "_sought", "last"
+    )  # fmt: skip
 
     def __init__(self, present: int) -> None:
         self.last = present  # the latest second of which a place was given
@@ -52,45 +54,53 @@ class _Calendar:
         self._from = present  # no second before it has room
         self._sought = present  # from which second on a place was last looked for
         self._room = 0.0
-        self._none_in = (0, 0)  # from which second to which one no place was found, when last none was
+        self._none_from, self._none_to = FOREVER, 0  # between which seconds no place was found, when last none was
         self._left, self._left_at = 0.0, 0.0  # less than a place, in all of these, at so much room in each
 
     def take(self, room: float, present: int, first: int, last: int) -> int | None:
         """The second of the first free place from `first` on, at `room` places per second; None: none up to `last`."""
-        self._forget(present)
-        if (first, last) == self._none_in:
-            # While all is promised this is asked for every refusal: what was left can only have become less.
-            more = room - self._left_at
-            if self._left + (more * (last - first + 1) if more > 0.0 else 0.0) < WHOLE:
-                return None
+        if present > self._first:
+            self._forget(present)
+        if self._none_from <= first and self._none_to <= last and self._left_most(room, first, last) < WHOLE:
+            return None
         if room > self._room or first < self._sought:
             self._from = first  # more is possible than was: nearer seconds may have room again
         self._room, self._sought = room, first
         places = self._places
-        begin = second = max(self._from, first)
+        begin = first if first > self._from else self._from
+        while begin <= last and places[begin % SPAN] >= room:
+            begin += 1
+        self._from = begin
         found = 0.0
-        while second <= last:
+        for second in range(begin, last + 1):
             left = room - places[second % SPAN]
             if left > 0.0:
                 found += left
                 if found >= WHOLE:
                     break
-            second += 1
-            if not found:
-                self._from = begin = second
         else:
-            self._none_in, self._left, self._left_at = (first, last), found, room
+            self._none_from, self._none_to, self._left, self._left_at = first, last, found, room
             return None
         for filled in range(begin, second):
-            places[filled % SPAN] = max(room, places[filled % SPAN])
-        places[second % SPAN] = max(room, places[second % SPAN]) - max(0.0, found - 1.0)
-        self.last = max(self.last, second)
+            if places[filled % SPAN] < room:
+                places[filled % SPAN] = room
+        taken = places[second % SPAN]
+        places[second % SPAN] = (taken if taken > room else room) - (found - 1.0 if found > 1.0 else 0.0)
+        if second > self.last:
+            self.last = second
         return second
+
+    def _left_most(self, room: float, first: int, last: int) -> float:
+        """The most that may be left since none was found, without a look: while all is promised this is asked for
+        every refusal. What was left then can only have become less; seconds that came since are whole."""
+        more = room - self._left_at
+        grown = more * (self._none_to - first + 1) if more > 0.0 and self._none_to >= first else 0.0
+        return self._left + grown + room * (last - max(self._none_to, first - 1))
 
     def _forget(self, present: int) -> None:
         for past in range(self._first, min(present, self._first + SPAN)):
             self._places[past % SPAN] = 0.0
-        self._first = max(self._first, present)
+        self._first = present
 
 
 class RetryLadder:
@@ -114,7 +124,6 @@ class RetryLadder:
         self,
         capacity: float,
         now: Instant,
-        *,
         usual_rate: float = 0.0,
         obeys_ns: int = OBEYED_NS,
         flow: str = "",
@@ -129,14 +138,21 @@ class RetryLadder:
         come sooner. `shows`: the share of those told to come back who do.
         """
         config = self.config
+        least_ns = config.least_ns if config.least_ns > least_ns else least_ns
         if capacity > 0:
-            free = min(config.share_most, max(config.share_least, 1 - config.headroom - usual_rate / capacity))
+            free = 1 - config.headroom - usual_rate / capacity
+            if free < config.share_least:
+                free = config.share_least
+            elif free > config.share_most:
+                free = config.share_most
             room = free * capacity * part / shows
         else:  # nothing is known: they return as they came
             room = max(float(SECOND) / config.least_ns, usual_rate) * part
         present = now // SECOND
-        first = -(-(now + max(config.least_ns, least_ns)) // SECOND)
-        last = min((now + obeys_ns - config.margin_ns) // SECOND - 1, present + SPAN - 1)
+        first = -(-(now + least_ns) // SECOND)
+        last = (now + obeys_ns - config.margin_ns) // SECOND - 1
+        if last >= present + SPAN:
+            last = present + SPAN - 1
         second = self._calendar(flow, present).take(room, present, first, last)
         if second is None:
             return obeys_ns + SECOND + int(config.beyond_ns * self.chance.random())
@@ -145,13 +161,13 @@ class RetryLadder:
     def _calendar(self, flow: str, present: int) -> _Calendar:
         """That of the flow; beyond the most that are kept, the new ones share that of everybody."""
         calendars = self._calendars
-        if flow not in calendars and len(calendars) >= FLOWS_MAX:
+        calendar = calendars.get(flow)
+        if calendar is None and len(calendars) >= FLOWS_MAX:
             if self._tidied < present:
                 self._tidied = present
                 self._calendars = calendars = {name: one for name, one in calendars.items() if one.last >= present}
             if len(calendars) >= FLOWS_MAX:
-                flow = ""
-        calendar = calendars.get(flow)
+                calendar = calendars.get(flow := "")
         if calendar is None:
             calendar = calendars[flow] = _Calendar(present)
         return calendar

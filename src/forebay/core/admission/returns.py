@@ -78,7 +78,7 @@ class Returns:
     @property
     def overloaded(self) -> bool:
         """Is much refused of what comes for the first time?"""
-        return self._refused > max(OVERLOADED * self._fresh, REFUSED_MIN)
+        return self._refused > OVERLOADED * self._fresh and self._refused > REFUSED_MIN
 
     @property
     def strained(self) -> bool:
@@ -88,7 +88,9 @@ class Returns:
     @property
     def shows(self) -> float:
         """The share of those told to come back who do; 1.0 while too few were told to say."""
-        return min(1.0, max(SHOWS_LEAST, self._came / self._told)) if self._told >= TOLD_MIN else 1.0
+        if self._told < TOLD_MIN:
+            return 1.0
+        return min(1.0, max(SHOWS_LEAST, self._came / self._told))
 
     def _move(self, now: Instant) -> None:
         step = now // STEP_NS
