@@ -7,8 +7,8 @@ from forebay.core.admission.fair_share import FairShare
 from forebay.core.effects import Effect, Refuse
 from forebay.core.events import Observer
 from forebay.core.instant import MILLISECOND, SECOND, Instant
-from forebay.core.model import Mode, Refusal, Ticket, TicketState, Usage
-from forebay.core.outcome import EvictReason, Outcome, Reason
+from forebay.core.model import BACKPRESSURE, CLOSED, IN_FLIGHT, QUEUED, Refusal, Ticket, Usage
+from forebay.core.outcome import EVICTED, EvictReason, Outcome, Reason
 from forebay.core.pool import Pool
 from forebay.core.quota.path import Path
 
@@ -26,14 +26,14 @@ class Exits:
     def close(self, ticket: Ticket, outcome: Outcome, reason: Reason | None, usage: Usage | None, now: Instant) -> None:
         """Give a ticket its outcome, and settle its key."""
         assert ticket.outcome is None, "pipeline: a ticket was given two outcomes"
-        ticket.state = TicketState.CLOSED
+        ticket.state = CLOSED
         ticket.outcome = outcome
         ticket.reason = reason
         ticket.closed = now
         ticket.usage = usage
         self.outcomes[outcome] += 1
         path: Path = ticket.path
-        ran = outcome is not Outcome.EVICTED
+        ran = outcome is not EVICTED
         path.settle(ticket.demand.input_tokens, ticket.paid_output, usage, ticket.arrived, now, ran)
         request = ticket.request
         if ticket.pool.shares:
@@ -66,19 +66,19 @@ class Exits:
         held: list[Ticket] = []
         while (ticket := pool.queue.head()) is not None:
             self.leave_queue(ticket, pool)
-            if reason is EvictReason.NO_ENGINE and ticket.mode is Mode.BACKPRESSURE:
-                ticket.state = TicketState.IN_FLIGHT  # out of the heaps while they are walked
+            if reason is EvictReason.NO_ENGINE and ticket.mode is BACKPRESSURE:
+                ticket.state = IN_FLIGHT  # out of the heaps while they are walked
                 held.append(ticket)
             else:
                 self.evict(ticket, reason, pool, now, effects)
         for ticket in sorted(held, key=lambda t: t.sequence):
-            ticket.state = TicketState.QUEUED
+            ticket.state = QUEUED
             pool.queue.push(ticket)
             self.queued += 1
 
     def evict(self, ticket: Ticket, reason: EvictReason, pool: Pool, now: Instant, effects: list[Effect]) -> None:
         """End one that has left the queue, or never got back to it, and say when to come back."""
-        self.close(ticket, Outcome.EVICTED, reason, None, now)
+        self.close(ticket, EVICTED, reason, None, now)
         retry: int | None = 0
         if reason is EvictReason.DRAINING:
             retry = SECOND

@@ -6,7 +6,7 @@ These are msgspec structs because one of each is made per request on the hot pat
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,12 @@ class Mode(StrEnum):
     BACKPRESSURE = "backpressure"  # it is held until a lease or its deadline
     ADMISSION = "admission"  # it is refused
     HYBRID = "hybrid"  # it waits while the predicted wait is within the wait budget, else it is refused
+
+
+BACKPRESSURE: Final = Mode.BACKPRESSURE
+HYBRID: Final = Mode.HYBRID
+"""Bound once, like others below: Python searches an enum's class each time that a member is named, 60 ns in 3.11, and a
+decision names dozens."""
 
 
 class ByteClass(IntEnum):
@@ -151,6 +157,11 @@ class TicketState(IntEnum):
     QUEUED = 0
     IN_FLIGHT = 1
     CLOSED = 2
+
+
+QUEUED: Final = TicketState.QUEUED
+IN_FLIGHT: Final = TicketState.IN_FLIGHT
+CLOSED: Final = TicketState.CLOSED
 
 
 class Ticket(msgspec.Struct, eq=False):

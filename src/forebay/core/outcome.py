@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class Outcome(StrEnum):
@@ -50,3 +51,9 @@ class FailReason(StrEnum):
 
 
 Reason = ShedReason | EvictReason | FailReason
+
+COMPLETED: Final = Outcome.COMPLETED
+SHED: Final = Outcome.SHED
+EVICTED: Final = Outcome.EVICTED
+QUEUE_FULL: Final = ShedReason.QUEUE_FULL
+QUEUE_WAIT: Final = ShedReason.QUEUE_WAIT

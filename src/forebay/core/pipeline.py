@@ -34,17 +34,20 @@ from forebay.core.exits import Exits
 from forebay.core.instant import FOREVER, MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits.limit import UNBOUNDED
 from forebay.core.model import (
+    BACKPRESSURE,
+    CLOSED,
+    HYBRID,
+    IN_FLIGHT,
+    QUEUED,
     Batch,
     Demand,
     Lease,
-    Mode,
     Refusal,
     Request,
     Ticket,
-    TicketState,
     Usage,
 )
-from forebay.core.outcome import EvictReason, Outcome, ShedReason
+from forebay.core.outcome import COMPLETED, QUEUE_WAIT, SHED, EvictReason, Outcome, ShedReason
 from forebay.core.pool import Pool, PoolConfig
 from forebay.core.quota.budget import KeyBudget, Quota
 from forebay.core.quota.path import FRAME_EVENTS, FREE, Path, Prices
@@ -144,10 +147,10 @@ class Pipeline:
 
     def cancel(self, ticket: Ticket, now: Instant, usage: Usage | None = None) -> list[Effect]:
         """The client left; `usage` is what was generated for it. Cancelling a closed ticket does nothing."""
-        if ticket.state is TicketState.CLOSED:
+        if ticket.state is CLOSED:
             return []
         pool: Pool = ticket.pool
-        if ticket.state is TicketState.QUEUED:
+        if ticket.state is QUEUED:
             self._exits.leave_queue(ticket, pool)
             self._exits.close(ticket, Outcome.CANCELLED, None, None, now)
             effects: list[Effect] = []
@@ -288,29 +291,32 @@ class Pipeline:
         if request.retries and not holds and not verdicts.may_retry(pool, request, now):
             return Refusal(ShedReason.RETRY_BUDGET, None)
         queue = pool.queue
-        waiting, forming = queue.waiting, queue.tokens + demand.tokens
+        waiting = queue.waiting
         engine: Engine | None = None
-        if waiting < pool.batcher.max_size and (not waiting or forming <= pool.batcher.max_tokens):
-            engine = pool.room(request, forming, now)
+        if waiting < pool.batcher.max_size:
+            forming = queue.tokens + demand.tokens
+            if not waiting or forming <= pool.batcher.max_tokens:
+                engine = pool.room(request, forming, now)
         mode = request.mode or pool.mode
-        shares = pool.shares and not holds and mode is not Mode.BACKPRESSURE
+        shares = pool.shares and not holds and mode is not BACKPRESSURE
         if shares and (fair := pool.fair(request.priority)) is not None:
             excess_ns = fair.excess_ns(request.flow or request.key, request.weight, now)
             if excess_ns and (engine is None or waiting or pool.free(now) <= fair.reserve(pool.places)):
                 return Refusal(ShedReason.KEY_SHARE, excess_ns)
         if engine is not None and not pool.held_back(request, now):
             return engine  # it leaves at once, or with the batch that is forming
-        if mode is not Mode.BACKPRESSURE:
+        if mode is not BACKPRESSURE:
             serving_from = pool.serving_from(now)
             if serving_from is None or serving_from > now:
                 if serving_from is not None or not verdicts.waits_for_warmup(
                     pool, pool.config.waiting_room, request, now
                 ):
                     return verdicts.away(pool, serving_from, now)
-                mode = Mode.BACKPRESSURE
+                mode = BACKPRESSURE
         if holds:
-            mode = Mode.BACKPRESSURE  # it was promised a place: it may wait for it, whatever is predicted
-        places = pool.depth.depth_limit - 1 if verdicts.makes_way(pool, request, mode) else waiting
+            mode = BACKPRESSURE  # it was promised a place: it may wait for it, whatever is predicted
+        full = waiting >= pool.depth.depth_limit
+        places = pool.depth.depth_limit - 1 if full and verdicts.makes_way(pool, request, mode) else waiting
         refusal = pool.depth.check(request, demand, mode, waiting=places, tokens=queue.tokens, size=queue.bytes)
         return refusal or verdicts.wait_verdict(pool, pool.forecast, request, demand, mode, now)
 
@@ -327,12 +333,12 @@ class Pipeline:
 
     def _shed(self, request: Request, refusal: Refusal, pool: Pool, now: Instant) -> Refuse:
         self.offered += 1
-        self.outcomes[Outcome.SHED] += 1
+        self.outcomes[SHED] += 1
         if pool.shadows is None:
             refusal = verdicts.timed(pool, refusal, request, now)
         else:
             refusal = shadows.refused(pool, request, self.estimator.estimate(request), refusal, now)
-        predicted = int(refusal.actual * MILLISECOND) if refusal.reason is ShedReason.QUEUE_WAIT else 0
+        predicted = int(refusal.actual * MILLISECOND) if refusal.reason is QUEUE_WAIT else 0
         self._observer.shed(request, refusal, predicted)
         return Refuse(request, refusal)
 
@@ -345,7 +351,7 @@ class Pipeline:
         ticket.band = pool.band(request.priority)
         if request.holds_place and pool.up:
             ticket.band += verdicts.AHEAD  # and it waits in its own mode for as long as anything is held
-        elif ahead.mode is Mode.HYBRID:
+        elif ahead.mode is HYBRID:
             # The linger of a forming batch is the operator's wish, not the engine's lateness.
             hold = ticket.wait_budget_ns = ahead.budget_ns + pool.batcher.linger_ns
         elif ahead.mode is not ticket.mode:  # it has a place in the waiting room
@@ -360,7 +366,7 @@ class Pipeline:
         self._pump(pool, now, effects)
         for tuning in pool.tuning.looking:
             tuning.waited(pool.queue.waiting)
-        if ticket.state is TicketState.QUEUED and ticket.mode is Mode.HYBRID:
+        if ticket.state is QUEUED and ticket.mode is HYBRID:
             if len(effects) > 1 or request.holds_place:  # some have left the line meanwhile; it had no budget
                 ahead = verdicts.outlook(pool, pool.forecast, request, ticket.mode, pool.queue.waiting, now)
             if (victim := verdicts.displaced(pool, ticket, ahead)) is not None:
@@ -369,7 +375,7 @@ class Pipeline:
         return effects
 
     def _dispatch(self, ticket: Ticket, engine: Engine, batch: Batch | None, now: Instant) -> Lease:
-        ticket.state = TicketState.IN_FLIGHT
+        ticket.state = IN_FLIGHT
         ticket.dispatched = now
         lease = ticket.lease = engine.open(ticket, batch, now)
         self._in_flight += 1
@@ -386,8 +392,7 @@ class Pipeline:
         queue = pool.queue
         while queue.waiting:
             self._exits.expire(pool, now, effects)
-            head = queue.head()
-            if head is None:
+            if (head := queue.head()) is None:
                 return
             engine = pool.room(head.request, head.demand.tokens, now)
             if engine is None or pool.batch_leaves_at(now) > now or pool.held_back(head.request, now):
@@ -448,7 +453,7 @@ class Pipeline:
             usage = self.estimator.learn(ticket.request, usage)
         for times in pool.tuning.timed:
             times.add((ticket.first_token or now) - ticket.arrived)
-        self._exits.close(ticket, Outcome.COMPLETED, None, usage, now)
+        self._exits.close(ticket, COMPLETED, None, usage, now)
         if not self._exits.queued:
             return []
         effects: list[Effect] = []
@@ -481,7 +486,7 @@ class Pipeline:
             lease.engine.failed(lease, now)
         self._end_lease(lease, pool, now)
         effects: list[Effect] = []
-        if (pool.up and not ticket.redispatched) or ticket.mode is Mode.BACKPRESSURE:
+        if (pool.up and not ticket.redispatched) or ticket.mode is BACKPRESSURE:
             self._requeue(ticket, pool)
             self._pump(pool, now, effects)
         else:
@@ -492,7 +497,7 @@ class Pipeline:
         return effects
 
     def _requeue(self, ticket: Ticket, pool: Pool) -> None:
-        ticket.state = TicketState.QUEUED
+        ticket.state = QUEUED
         ticket.lease = None
         ticket.dispatched = ticket.first_token = 0
         ticket.redispatched = True

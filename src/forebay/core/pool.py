@@ -23,7 +23,7 @@ from forebay.core.batching.passthrough import PassThroughConfig
 from forebay.core.dispatch.balance import BalanceConfig
 from forebay.core.dispatch.balance import build as build_balancer
 from forebay.core.dispatch.balance.least import LeastConfig
-from forebay.core.dispatch.health import HealthConfig, Readiness
+from forebay.core.dispatch.health import UP, HealthConfig, Readiness
 from forebay.core.dispatch.leases import Engine
 from forebay.core.dispatch.pressure import PressureConfig
 from forebay.core.dispatch.ramp import RampConfig
@@ -32,7 +32,7 @@ from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits import LimitConfig
 from forebay.core.limits.fixed import FixedConfig
 from forebay.core.limits.shadow import shadowed, succeeded
-from forebay.core.model import EngineSignal, Mode, Request
+from forebay.core.model import HYBRID, EngineSignal, Mode, Request
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.queueing.floor import FloorShare
 from forebay.core.queueing.ordering import OrderConfig, standing
@@ -51,7 +51,7 @@ class PoolConfig:
     name: str
     engines: tuple[str, ...]  # names, unique in the gateway
     models: tuple[str, ...] = ("*",)
-    mode: Mode = Mode.HYBRID
+    mode: Mode = HYBRID
     hold_ns: int = 30 * SECOND  # longest wait in backpressure mode
     depth: DepthConfig = field(default_factory=DepthConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)
@@ -211,7 +211,7 @@ class Pool:
         least = 0.0
         for engine in self.learning:
             rate = engine.limit.prefill_rate
-            if rate > 0.0 and engine.health.readiness is Readiness.UP:
+            if rate > 0.0 and engine.health.readiness is UP:
                 took = (engine.prefill_tokens + input_tokens) / rate
                 least = took if not least or took < least else least
         return int(least)
@@ -219,7 +219,7 @@ class Pool:
     @property
     def up_places(self) -> int:
         """Places of the engines that are up: what the rate of releases goes by when one comes or goes."""
-        return sum(e.limit.requests for e in self.engines if e.health.readiness is Readiness.UP)
+        return sum(e.limit.requests for e in self.engines if e.health.readiness is UP)
 
     def batch_leaves_at(self, now: Instant) -> Instant:
         """When the waiting requests may leave for an engine that has room; the queue must not be empty."""
@@ -237,7 +237,7 @@ class Pool:
         if expiry is not None:
             yield expiry
         for engine in self.engines:
-            if engine.health.ejected_until > now and engine.health.readiness is Readiness.UP:
+            if engine.health.ejected_until > now and engine.health.readiness is UP:
                 yield engine.health.ejected_until
             elif engine.restrained and (at := engine.grows_at(now)) is not None:
                 yield at
@@ -258,7 +258,7 @@ class Pool:
         """When an engine may be given work again: `now` when one may already, None when none is ready."""
         soonest: Instant | None = None
         for engine in self.engines:
-            if engine.health.readiness is Readiness.UP:
+            if engine.health.readiness is UP:
                 until = engine.health.ejected_until
                 if until <= now:
                     return now

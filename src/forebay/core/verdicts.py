@@ -8,12 +8,12 @@ from __future__ import annotations
 from forebay.core.admission.forecast import Outlook, WaitForecast
 from forebay.core.admission.waiting_room import WaitingRoomConfig, may_wait
 from forebay.core.instant import MILLISECOND, SECOND, Instant
-from forebay.core.model import Demand, Mode, Refusal, Request, Ticket
-from forebay.core.outcome import EvictReason, ShedReason
+from forebay.core.model import BACKPRESSURE, HYBRID, Demand, Mode, Refusal, Request, Ticket
+from forebay.core.outcome import QUEUE_FULL, QUEUE_WAIT, EvictReason, ShedReason
 from forebay.core.pool import Pool
 
 SHARED = frozenset({
-    ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, ShedReason.KEY_SHARE, EvictReason.EXPIRED, EvictReason.DISPLACED
+    QUEUE_FULL, QUEUE_WAIT, ShedReason.KEY_SHARE, EvictReason.EXPIRED, EvictReason.DISPLACED
 })  # the ladder says when  # fmt: skip
 EXACT = frozenset({ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS})  # their end is known
 FULL_SHARE = 0.9
@@ -63,7 +63,7 @@ def waits_for_warmup(pool: Pool, room: WaitingRoomConfig, request: Request, now:
 def outlook(pool: Pool, forecast: WaitForecast, request: Request, mode: Mode, position: int, now: Instant) -> Outlook:
     """What a forecast says that it has to expect at this place in line."""
     rate = forecast.drain_rate(pool.totals.in_flight, now)
-    budget = forecast.budget_ns(rate, request.wait_budget_ns) if mode is Mode.HYBRID else 0
+    budget = forecast.budget_ns(rate, request.wait_budget_ns) if mode is HYBRID else 0
     return Outlook(mode, forecast.predict_ns(position, rate), budget)
 
 
@@ -73,12 +73,12 @@ def wait_verdict(
     """Is the wait that a forecast predicts within the wait budget, the objective for the first token, and the caller's
     patience?"""
     waiting = pool.queue.waiting
-    if mode is Mode.BACKPRESSURE and request.deadline is None and request.patience is None:
+    if mode is BACKPRESSURE and request.deadline is None and request.patience is None:
         return outlook(pool, forecast, request, mode, waiting + 1, now)
     forecast.decay(now)
     ahead = outlook(pool, forecast, request, mode, waiting + 1, now)
     predicted, budget = ahead.predicted_ns, ahead.budget_ns
-    if mode is not Mode.HYBRID:
+    if mode is not HYBRID:
         budget = pool.config.hold_ns
     elif request.stream and budget > (least := forecast.config.wait_budget_ns):
         # Its own prompt is not counted: one that takes longer than the objective by itself is served all the same.
@@ -92,7 +92,7 @@ def wait_verdict(
         budget = min(budget, request.patience - now - max(first_ns, forecast.first_ns))
     if predicted <= budget or (budget >= 0 and not predicted):
         return ahead
-    if waiting and mode is Mode.HYBRID:
+    if waiting and mode is HYBRID:
         # Its turn may come before that of others, who then make way for it.
         band, turn = pool.band(request.priority), pool.turn(request)
         if last_behind(pool, request, band, turn) is not None:
@@ -100,22 +100,21 @@ def wait_verdict(
             if forecast.predict_ns(before + 1, forecast.drain_rate(pool.totals.in_flight, now)) <= budget:
                 return ahead
     limit, actual = max(0, budget) / MILLISECOND, predicted / MILLISECOND
-    return Refusal(ShedReason.QUEUE_WAIT, 0, limit, actual, "ms of predicted wait")
+    return Refusal(QUEUE_WAIT, 0, limit, actual, "ms of predicted wait")
 
 
 def last_behind(pool: Pool, request: Request, band: float, turn: float | None) -> Ticket | None:
     """The last of the others, if it comes after this request and may be displaced: what is held for its sender may
     not, nor what an engine gave back or holds a reserved place."""
     last = pool.queue.last_behind(request, band, turn)
-    if last is None or last.mode is not Mode.HYBRID or last.redispatched or last.request.holds_place:
+    if last is None or last.mode is not HYBRID or last.redispatched or last.request.holds_place:
         return None
     return last
 
 
 def makes_way(pool: Pool, request: Request, mode: Mode) -> bool:
-    """Is the queue full, and the last in turn one who makes way for this request?"""
-    queue = pool.queue
-    if mode is not Mode.HYBRID or not queue.waiting or queue.waiting < pool.depth.depth_limit:
+    """The queue is full: is the last in turn one who makes way for this request?"""
+    if mode is not HYBRID or not pool.queue.waiting:
         return False
     return last_behind(pool, request, pool.band(request.priority), pool.turn(request)) is not None
 
@@ -168,8 +167,16 @@ def come_back_ns(pool: Pool, request: Request, now: Instant, least_ns: int = 0) 
         # Who comes back into the overload, or as soon as it has ended, is refused or keeps a new request out.
         passed_ns = min(2 * pool.forecast.service_ns, obeys_ns // 4)
         least_ns = passed_ns if passed_ns > least_ns else least_ns
-    rate, usual_rate = capacity(pool, now), returns.usual_rate
-    wait_ns = pool.ladder.next_ns(rate, now, usual_rate, obeys_ns, flow, part, least_ns, returns.shows)
+    wait_ns = pool.ladder.next_ns(
+        capacity(pool, now),
+        now,
+        usual_rate=returns.usual_rate,
+        obeys_ns=obeys_ns,
+        flow=flow,
+        part=part,
+        least_ns=least_ns,
+        shows=returns.shows,
+    )
     if request.retries is not None and wait_ns <= obeys_ns:
         returns.promised(now + wait_ns)
     return wait_ns

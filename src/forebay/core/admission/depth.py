@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.core.model import Demand, Mode, Refusal, Request
-from forebay.core.outcome import ShedReason
+from forebay.core.model import BACKPRESSURE, HYBRID, Demand, Mode, Refusal, Request
+from forebay.core.outcome import QUEUE_FULL, ShedReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class DepthGate:
 
     def limit(self, mode: Mode) -> int:
         """Most requests that may wait in this mode. Admission mode has no waiting room."""
-        if mode is Mode.HYBRID:
+        if mode is HYBRID:
             return self.depth_limit
-        return self.config.held_limit if mode is Mode.BACKPRESSURE else 0
+        return self.config.held_limit if mode is BACKPRESSURE else 0
 
     def check(
         self, request: Request, demand: Demand, mode: Mode, *, waiting: int, tokens: int, size: int
@@ -40,15 +40,16 @@ class DepthGate:
         """
         limit = self.limit(mode)
         if waiting >= limit:
-            return Refusal(ShedReason.QUEUE_FULL, 0, limit, waiting, "requests waiting")
+            return Refusal(QUEUE_FULL, 0, limit, waiting, "requests waiting")
+        config = self.config
         tokens += demand.tokens
-        if tokens > self.config.tokens_limit:
-            if demand.tokens > self.config.tokens_limit:
-                return Refusal(ShedReason.NEVER_FITS, None, self.config.tokens_limit, demand.tokens, "queue tokens")
-            return Refusal(ShedReason.QUEUE_FULL, 0, self.config.tokens_limit, tokens, "tokens waiting")
+        if tokens > config.tokens_limit:
+            if demand.tokens > config.tokens_limit:
+                return Refusal(ShedReason.NEVER_FITS, None, config.tokens_limit, demand.tokens, "queue tokens")
+            return Refusal(QUEUE_FULL, 0, config.tokens_limit, tokens, "tokens waiting")
         size += request.body_bytes
-        if size > self.config.bytes_limit:
-            if request.body_bytes > self.config.bytes_limit:
-                return Refusal(ShedReason.NEVER_FITS, None, self.config.bytes_limit, request.body_bytes, "queue bytes")
-            return Refusal(ShedReason.QUEUE_FULL, 0, self.config.bytes_limit, size, "bytes waiting")
+        if size > config.bytes_limit:
+            if request.body_bytes > config.bytes_limit:
+                return Refusal(ShedReason.NEVER_FITS, None, config.bytes_limit, request.body_bytes, "queue bytes")
+            return Refusal(QUEUE_FULL, 0, config.bytes_limit, size, "bytes waiting")
         return None

@@ -124,6 +124,7 @@ class RetryLadder:
         self,
         capacity: float,
         now: Instant,
+        *,
         usual_rate: float = 0.0,
         obeys_ns: int = OBEYED_NS,
         flow: str = "",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from forebay.core.instant import SECOND, Instant
 
@@ -30,6 +31,9 @@ class Readiness(StrEnum):
     DOWN = "down"
 
 
+UP: Final = Readiness.UP
+
+
 class Health:
     """State of one engine."""
 
@@ -44,7 +48,7 @@ class Health:
 
     def available(self, now: Instant) -> bool:
         """May it be given work?"""
-        return self.readiness is Readiness.UP and self.ejected_until <= now
+        return self.readiness is UP and self.ejected_until <= now
 
     def succeeded(self) -> None:
         """A request was answered as it should: all is forgiven."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from forebay.core.dispatch.health import Health, HealthConfig, Readiness
+from forebay.core.dispatch.health import UP, Health, HealthConfig, Readiness
 from forebay.core.dispatch.others import Others
 from forebay.core.dispatch.pressure import MemoryPressure, PressureConfig
 from forebay.core.dispatch.ramp import Ramp, RampConfig
@@ -81,7 +81,8 @@ class Engine:
     def has_room(self, tokens: int, now: Instant) -> bool:
         """May it take this much more? An idle engine takes any single request, however large."""
         limit = self.limit
-        if self.places >= limit.requests or not self.health.available(now):
+        health = self.health
+        if self.places >= limit.requests or health.readiness is not UP or health.ejected_until > now:
             return False
         if self.restrained and self.places >= self.window(now):
             return False
@@ -191,9 +192,9 @@ class Engine:
 
     def came(self, now: Instant) -> bool:
         """A probe found it up. Was it not, before?"""
-        if self.health.readiness is Readiness.UP:
+        if self.health.readiness is UP:
             return False
-        self.health.readiness = Readiness.UP
+        self.health.readiness = UP
         self.limit.restarted(now)
         self.recount()
         if self._was_away:

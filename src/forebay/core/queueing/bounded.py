@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from forebay.core.instant import Instant
-from forebay.core.model import Request, Ticket, TicketState
+from forebay.core.model import QUEUED, Request, Ticket
 from forebay.core.queueing.fairness import Flow, VirtualClock
 from forebay.core.queueing.ordering import Line, OrderConfig, standing
 
@@ -159,7 +159,7 @@ class FairQueue:
     def first_arrived(self) -> Ticket:
         """The longest-waiting ticket. The queue must not be empty."""
         arrivals = self._arrivals
-        while arrivals[0].state is not TicketState.QUEUED:
+        while arrivals[0].state is not QUEUED:
             arrivals.popleft()
         return arrivals[0]
 
@@ -222,14 +222,14 @@ class FairQueue:
     def next_expiry(self) -> Instant | None:
         """When the next ticket expires; None when none waits."""
         expiries = self._expiries
-        while expiries and expiries[0][2].state is not TicketState.QUEUED:
+        while expiries and expiries[0][2].state is not QUEUED:
             heappop(expiries)
         return expiries[0][0] if expiries else None
 
     def _sweep(self, leaving: Ticket) -> None:
         """Drop leftovers (the leaving ticket's state is about to change)."""
-        self._expiries = [e for e in self._expiries if e[2].state is TicketState.QUEUED and e[2] is not leaving]
-        self._arrivals = deque(t for t in self._arrivals if t.state is TicketState.QUEUED and t is not leaving)
+        self._expiries = [e for e in self._expiries if e[2].state is QUEUED and e[2] is not leaving]
+        self._arrivals = deque(t for t in self._arrivals if t.state is QUEUED and t is not leaving)
         heapify(self._expiries)
 
 

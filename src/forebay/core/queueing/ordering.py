@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from forebay.core.instant import MILLISECOND, Instant
-from forebay.core.model import Ticket, TicketState
+from forebay.core.model import QUEUED, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Line:
     def earliest(self) -> Ticket:
         """The one whose time is up first. The line must be uneven and not empty."""
         ends = self._ends
-        while ends[0][2].state is not TicketState.QUEUED or ends[0][2] not in self.tickets:
+        while ends[0][2].state is not QUEUED or ends[0][2] not in self.tickets:
             heappop(ends)
         return ends[0][2]
 
