@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forebay.core.admission.capacity import Capacity
 from forebay.core.admission.retry_after import RetryConfig, RetryLadder, _Calendar
 from forebay.core.admission.returns import Returns
-from forebay.core.instant import SECOND
+from forebay.core.instant import FOREVER, SECOND
 
 
 def ladder(seed: int = 1, **config: Any) -> RetryLadder:
@@ -134,7 +134,7 @@ def test_what_was_found_full_is_not_walked_again_and_gives_the_same_places(
     for quarters, room, least, span in refusals:
         now += quarters
         present = now // 4
-        walks._none_in = (0, 0)
+        walks._none_from = walks._sought = FOREVER  # it knows of nothing, and looks from the first second on
         asked = room, present, present + 1 + least, present + span
         assert remembers.take(*asked) == walks.take(*asked)
 
