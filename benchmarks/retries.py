@@ -1,8 +1,8 @@
-"""Retries: budgets beside callers that storm, cold starts, and tickets that reserve a place.
+"""Retries: budgets beside callers that storm, cold starts, and retry tickets that hold a place.
 
 ``python -m benchmarks.retries`` (or ``make bench NAME=retries``) simulates every variant on the same engines and the
 very same arrivals, five seeds of storms and ten of the rest, and writes ``benchmarks/results/retries-DATE.json`` and
-the generated sections of ``docs/retries.md``, in four minutes of CPU time. ``--quick`` takes one seed and short runs.
+the generated sections of ``docs/retries.md``, in five minutes of CPU time. ``--quick`` takes one seed and short runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLD_NAMES: Final = {
     "room": "waiting room of 1000",
 }
 BASES: Final = ("0.5", "0.7", "0.85")
-BASE_NAMES: Final = {"calendar": "calendar", "tickets": "and tickets"}
+BASE_NAMES: Final = {"calendar": "calendar", "tickets": "and retry tickets", "half": "half of the callers send them"}
 
 
 def plan(seeds: int, scale: float) -> list[Trial]:
@@ -69,10 +69,10 @@ class Rows:
         return f"{found.mean:.{digits}f}{unit} ({found.low:.{digits}f}–{found.high:.{digits}f})"
 
     def change(self, load: str, name: str, *, factor: float = 1, digits: int = 1) -> str:
-        """What tickets change in one figure, seed by seed: mean and bounds."""
+        """What retry tickets change in one figure when all callers send them, seed by seed: mean and bounds."""
         before, after = (
             [r["figures"][name] for r in self._rows if (r["variant"], r["load"]) == (variant, load)]
-            for variant in TICKET_VARIANTS
+            for variant in ("calendar", "tickets")
         )
         found = paired(before, after, lambda one, other: factor * (other - one))
         assert found is not None
@@ -123,7 +123,7 @@ def cold_section(result: dict[str, Any]) -> str:
 
 
 def tickets_section(result: dict[str, Any]) -> str:
-    """The calendar alone, and the most that tickets could bring."""
+    """The calendar alone, and with retry tickets."""
     rows = Rows(result, "tickets")
     at = [(base, variant) for base in BASES for variant in TICKET_VARIANTS]
     outcome = [
@@ -133,6 +133,8 @@ def tickets_section(result: dict[str, Any]) -> str:
         "spike served",
         "recovery s",
         "new requests afterwards, good at once",
+        "evicted",
+        "holders' wait p99 ms",
     ]
     lottery = ["base load", "", "attempts", "their standard deviation", "came back, never served", "wait p10 s",
                "p50 s", "p90 s", "pairs in order"]  # fmt: skip
@@ -144,6 +146,8 @@ def tickets_section(result: dict[str, Any]) -> str:
             rows.cell(variant, base, "served", share=True, digits=1),
             rows.cell(variant, base, "recovery_s", digits=1),
             rows.cell(variant, base, "after", share=True, digits=1),
+            rows.cell(variant, base, "late", share=True, digits=2),
+            rows.cell(variant, base, "held_wait_p99_ms"),
         ]
         for base, variant in at
     ]
@@ -176,8 +180,26 @@ def tickets_section(result: dict[str, Any]) -> str:
     ]
     said = "Callers of the spike: attempts of all, waits from the first attempt to the first token of those served."
     lines = [where(result, result["seeds"]), "", *tables.table(outcome, first), "", said, ""]
-    lines += [*tables.table(lottery, second), "", "What tickets change, compared seed by seed:", ""]
-    return "\n".join(lines + tables.table(change, third))
+    lines += [*tables.table(lottery, second), "", "What they change when all callers send them, seed by seed:", ""]
+    lines += [*tables.table(change, third), "", "Callers beside each other, when every other one sends them:", ""]
+    return "\n".join(lines + _halves(rows))
+
+
+def _halves(rows: Rows) -> list[str]:
+    head = ["base load", "who send them: served", "came back, never served", "who do not: served",
+            "came back, never served"]  # fmt: skip
+    body = [
+        [
+            base,
+            *(
+                rows.cell("half", base, f"{who}_{name}", share=True, digits=1)
+                for who in ("showing", "silent")
+                for name in ("served", "in_vain")
+            ),
+        ]
+        for base in BASES
+    ]
+    return tables.table(head, body)
 
 
 SECTIONS: Final = {

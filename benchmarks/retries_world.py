@@ -1,7 +1,7 @@
-"""The world of the retries benchmark: callers that storm, an engine that starts cold, and returns with a ticket.
+"""The world of the retries benchmark: callers that storm, an engine that starts cold, and returns with a retry ticket.
 
-What the product does not do stands here, as a variant of its parts: a ladder that tells everybody the same time, and a
-pipeline that keeps every promise. Retry budgets, spread times and the waiting room are its own, switched by settings.
+What the product does not do stands here, as a variant of its parts: a ladder that tells everybody the same time. Retry
+budgets, spread times, the waiting room and retry tickets are its own, switched by settings.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from benchmarks.control_policies import config
 from benchmarks.control_statistics import first_window, share_good
 from benchmarks.control_world import ENGINES, MIXES, TPOT_MS, TTFT_MS, Stream, Tiring, drawn, simulate
 from forebay.config.build import pipeline_config
+from forebay.core.admission.forecast import Outlook
 from forebay.core.admission.retry_after import RetryLadder
 from forebay.core.dispatch.leases import Engine
-from forebay.core.effects import Effect
 from forebay.core.instant import SECOND, Instant
-from forebay.core.model import Demand, Mode, Refusal, Request, Ticket
+from forebay.core.model import Demand, Refusal, Request
 from forebay.core.pipeline import Pipeline
 from forebay.core.pool import Pool
 from forebay.core.quota.path import Path, Prices
@@ -53,7 +53,7 @@ SOON_S: Final = 10.0
 COLD_S: Final = 25.0
 COLD_RUN_S: Final = 120.0
 COLD_VARIANTS: Final = ("at once", "spread", "room")
-TICKET_VARIANTS: Final = ("calendar", "tickets")
+TICKET_VARIANTS: Final = ("calendar", "tickets", "half")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def _waits(columns: Columns, rows: Sequence[int]) -> Figures:
     return {f"wait_p{share}_s": percentile(waits, share / 100) for share in (10, 50, 90)}
 
 
-# ---- tickets ---------------------------------------------------------------------------------------------------------
+# ---- retry tickets ---------------------------------------------------------------------------------------------------
 
 
 class Counting(Pipeline):
@@ -231,55 +231,59 @@ class Counting(Pipeline):
 
     def _verdict(
         self, request: Request, demand: Demand, path: Path, prices: Prices, pool: Pool, now: Instant
-    ) -> Refusal | Engine | None:
+    ) -> Refusal | Engine | Outlook:
         verdict = super()._verdict(request, demand, path, prices, pool, now)
         if request.retries:
             self.returns += 1
-            if isinstance(verdict, Refusal):
-                if self._reserves(pool):
-                    return None
-                self.turned_away += 1
+            self.turned_away += isinstance(verdict, Refusal)
         return verdict
-
-    def _reserves(self, pool: Pool) -> bool:  # noqa: ARG002
-        """Is there a place that was kept for a return?"""
-        return False
-
-
-class Reserving(Counting):
-    """Keeps every promise: a return waits for the next place, ahead of new requests, whatever is predicted. No ticket
-    could bring more than that."""
-
-    def _reserves(self, pool: Pool) -> bool:
-        return pool.up and len(pool.queue) < pool.depth.depth_limit
-
-    def _enqueue(self, ticket: Ticket, pool: Pool, turn: float | None, now: Instant) -> list[Effect]:
-        if ticket.request.retries and pool.up:
-            ticket.mode = Mode.BACKPRESSURE
-            turn = 0.0
-        return super()._enqueue(ticket, pool, turn, now)
 
 
 class CountingParts(Parts):
     """Those of a scenario, with a pipeline that counts."""
 
-    kind: type[Counting] = Counting
-
     def pipeline(self, gateway: int, journal: Journal | None) -> Pipeline:
         """One of that kind."""
         settings = msgspec.structs.replace(self._config, engines=(self._entry(gateway),))
         chance = Random(f"{self.scenario.seed}/core/{gateway}")
-        return self.kind(pipeline_config(settings), chance, journal or Unobserved())
+        return Counting(pipeline_config(settings), chance, journal or Unobserved())
 
 
-class ReservingParts(CountingParts):
-    """The same, with one that keeps every promise."""
+class Showing(Tiring):
+    """Callers of whom all send retry tickets back, as far as their refusals bring any."""
 
-    kind = Reserving
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.held_waits_ms: list[float] = []
+        """Of holders that were served: the wait for their place."""
+
+    def completed(self, call: Call) -> None:
+        if call.ticket is not None and call.ticket.request.holds_place:
+            self.held_waits_ms.append(call.ticket.queue_wait_ns / 1e6)
+        super().completed(call)
+
+    def shows(self, index: int) -> bool:  # noqa: ARG002
+        """Does the caller of this request send them back?"""
+        return True
+
+    def _send(self, call: Call) -> None:
+        if not self.shows(call.index):
+            call.place = None
+        super()._send(call)
+
+
+class HalfShowing(Showing):
+    """Every other one does."""
+
+    def shows(self, index: int) -> bool:
+        return index % 2 == 0
 
 
 def tickets(trial: Trial) -> Figures:
-    """A base load, and ten times as much for ten seconds. What became of the callers of the spike, and of others."""
+    """A base load, and ten times as much for ten seconds. What became of the callers of the spike, and of others.
+
+    `variant`: "calendar" without retry tickets; with them all callers send them back ("tickets"), or "half" of them.
+    """
     base = float(trial.load) * capacity(A100, "chat")
     to_s = SPIKE_AT_S + SPIKE_S
     seconds = to_s + AFTER_S * trial.scale
@@ -288,13 +292,14 @@ def tickets(trial: Trial) -> Figures:
         Stream("chat", base * (FACTOR - 1.0), SPIKE_AT_S, to_s, phase="spike"),
     ]
     run = simulate(
-        config('kind = "guarded"', fair=True),
+        config('kind = "guarded"', fair=True, admission=f"retry_tickets = {str(trial.variant != 'calendar').lower()}"),
         A100,
         drawn(streams, trial.seed),
         seconds=seconds,
         seed=trial.seed,
-        retry="sdk",
-        parts_of=ReservingParts if trial.variant == "tickets" else CountingParts,
+        retry="sdk-tickets",
+        parts_of=CountingParts,
+        callers_of=HalfShowing if trial.variant == "half" else Showing,
     )
     columns, judge = run.callers.records, Judge(run.scenario, run.callers.records)
     moments = list(columns.intended_ns)
@@ -303,9 +308,9 @@ def tickets(trial: Trial) -> Figures:
     recovered = first_window(moments, at_once, to_ns, window_ns=3 * SECOND, share=0.97, until_ns=end_ns)
     rows = [row for row in range(len(columns)) if from_ns <= moments[row] < to_ns]
     attempts = [columns.attempts[row] for row in rows]
-    returned = [row for row in rows if columns.attempts[row] > 1]
-    (pipeline,) = run.pipelines
+    (pipeline,), callers = run.pipelines, run.callers
     assert isinstance(pipeline, Counting)
+    assert isinstance(callers, Showing)
     return {
         "served": fmean(
             columns.outcome[row] == COMPLETED and columns.done_ns[row] - moments[row] <= AFTER_S * SECOND
@@ -316,10 +321,28 @@ def tickets(trial: Trial) -> Figures:
         "returns_refused": pipeline.turned_away / pipeline.returns if pipeline.returns else None,
         "attempts": fmean(attempts),
         "attempts_spread": pstdev(attempts),
-        "in_vain": 1.0 - fmean(columns.outcome[row] == COMPLETED for row in returned) if returned else None,
+        "in_vain": _in_vain(columns, rows),
         "in_order": _in_order(columns, rows),
+        "late": (callers.late + callers.displaced) / sum(columns.attempts),
+        "held_wait_p99_ms": percentile(sorted(callers.held_waits_ms), 0.99),
         **_waits(columns, rows),
+        **_halves(columns, rows),
     }
+
+
+def _in_vain(columns: Columns, rows: Sequence[int]) -> float | None:
+    """Of those who came back, the share that was never served."""
+    served = _served(columns, [row for row in rows if columns.attempts[row] > 1])
+    return None if served is None else 1.0 - served
+
+
+def _halves(columns: Columns, rows: Sequence[int]) -> Figures:
+    """Of each half of the callers, as `HalfShowing` tells them apart."""
+    figures = Figures()
+    for name, parity in (("showing", 0), ("silent", 1)):
+        half = [row for row in rows if row % 2 == parity]
+        figures |= {f"{name}_served": _served(columns, half), f"{name}_in_vain": _in_vain(columns, half)}
+    return figures
 
 
 def _in_order(columns: Columns, rows: Sequence[int]) -> float | None:
