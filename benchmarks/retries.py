@@ -16,7 +16,7 @@ import click
 
 from benchmarks import environment, publish, tables
 from benchmarks.control_statistics import Estimate, paired
-from benchmarks.retries_world import COLD_VARIANTS, STORMS, TICKET_VARIANTS, Trial, measure
+from benchmarks.retries_world import COLD_VARIANTS, SMALL_VARIANTS, STORMS, TICKET_VARIANTS, Trial, measure
 from benchmarks.trials import rows_of
 
 PAGE: Final = publish.DOCS / "retries.md"
@@ -31,6 +31,7 @@ COLD_NAMES: Final = {
     "room": "waiting room of 1000",
 }
 BASES: Final = ("0.5", "0.7", "0.85")
+SMALL_LOADS: Final = ("0.5", "0.7", "0.9", "1.5")
 BASE_NAMES: Final = {"calendar": "calendar", "tickets": "and retry tickets", "half": "half of the callers send them"}
 
 
@@ -45,7 +46,11 @@ def plan(seeds: int, scale: float) -> list[Trial]:
     ]
     wholes = [
         Trial(case, variant, load, seed, scale)
-        for case, variants, loads in (("tickets", TICKET_VARIANTS, BASES), ("cold", COLD_VARIANTS, COLD_LOADS))
+        for case, variants, loads in (
+            ("tickets", TICKET_VARIANTS, BASES),
+            ("cold", COLD_VARIANTS, COLD_LOADS),
+            ("small", SMALL_VARIANTS, SMALL_LOADS),
+        )
         for load in reversed(loads)
         for variant in variants
         for seed in range(1, seeds + 1)
@@ -202,10 +207,32 @@ def _halves(rows: Rows) -> list[str]:
     return tables.table(head, body)
 
 
+def small_section(result: dict[str, Any]) -> str:
+    """A pool with few places."""
+    rows = Rows(result, "small")
+    head = ["load", "", "served", "at the first attempt", "came back, never served", "attempts",
+            "p90 s to the first token"]  # fmt: skip
+    body = [
+        [
+            load,
+            BASE_NAMES[variant],
+            rows.cell(variant, load, "served", share=True, digits=1),
+            rows.cell(variant, load, "at_once", share=True, digits=1),
+            rows.cell(variant, load, "in_vain", share=True, digits=1),
+            rows.cell(variant, load, "attempts", digits=2),
+            rows.cell(variant, load, "wait_p90_s", digits=1),
+        ]
+        for load in SMALL_LOADS
+        for variant in SMALL_VARIANTS
+    ]
+    return "\n".join([where(result, result["seeds"]), "", *tables.table(head, body)])
+
+
 SECTIONS: Final = {
     "retries-budgets": budgets_section,
     "retries-cold": cold_section,
     "retries-tickets": tickets_section,
+    "retries-small": small_section,
 }
 
 

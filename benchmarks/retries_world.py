@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from random import Random
 from statistics import fmean, pstdev
 from typing import Any, Final
@@ -54,6 +54,9 @@ COLD_S: Final = 25.0
 COLD_RUN_S: Final = 120.0
 COLD_VARIANTS: Final = ("at once", "spread", "room")
 TICKET_VARIANTS: Final = ("calendar", "tickets", "half")
+SMALL_VARIANTS: Final = ("calendar", "tickets")
+SMALL_PLACES: Final = 4
+SMALL_RUN_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +348,67 @@ def _halves(columns: Columns, rows: Sequence[int]) -> Figures:
     return figures
 
 
+# ---- retry tickets of a small pool -----------------------------------------------------------------------------------
+
+SMALL_CONFIG: Final = """
+[slo]
+ttft_ms = {ttft:g}
+tpot_ms = {tpot:g}
+[admission]
+mode = "{mode}"
+retry_tickets = {tickets}
+[[engines]]
+name = "engine"
+kind = "simulated"
+concurrency = {{ kind = "fixed", limit = {places} }}
+"""
+
+
+def small(trial: Trial) -> Figures:
+    """One engine that takes a few requests at once; an even load, for a long time. All callers."""
+    seconds = SMALL_RUN_S * trial.scale
+    rate = float(trial.load) * _small_capacity()
+    columns = _on_small("hybrid", rate, seconds, trial.seed, tickets=trial.variant == "tickets")
+    rows = [row for row in range(len(columns)) if columns.intended_ns[row] >= COUNTED_FROM_S * SECOND]
+    return {
+        "served": _served(columns, rows),
+        "at_once": fmean(columns.outcome[row] == COMPLETED and columns.attempts[row] == 1 for row in rows),
+        "attempts": fmean(columns.attempts[row] for row in rows),
+        "in_vain": _in_vain(columns, rows),
+        **_waits(columns, rows),
+    }
+
+
+@cache
+def _small_capacity() -> float:
+    """Requests per second that it serves while many wait."""
+    columns = _on_small("backpressure", 10.0, 200.0, 1, tickets=False)
+    done = [columns.done_ns[row] for row in range(len(columns)) if columns.outcome[row] == COMPLETED]
+    return sum(50 * SECOND <= at < 200 * SECOND for at in done) / 150
+
+
+def _on_small(mode: str, rate: float, seconds: float, seed: int, *, tickets: bool) -> Columns:
+    prompt, output = MIXES["chat"]
+    settings = SMALL_CONFIG.format(
+        ttft=TTFT_MS, tpot=TPOT_MS, mode=mode, tickets=str(tickets).lower(), places=SMALL_PLACES
+    )
+    simulation = Simulation(
+        Scenario(
+            name="small",
+            policy="tickets" if tickets else "calendar",
+            config=settings,
+            engines=EngineSpec(profile=A100, count=1),
+            workload=WorkloadSpec(rate=rate, duration_s=seconds, prompt_tokens=prompt, output_tokens=output),
+            clients=ClientSpec(retry="sdk-tickets"),
+            seed=seed,
+            ttft_ms=TTFT_MS,
+            tpot_ms=TPOT_MS,
+        )
+    )
+    simulation.run()
+    return simulation.records
+
+
 def _in_order(columns: Columns, rows: Sequence[int]) -> float | None:
     """Of all pairs of served callers, the share in which who came first had its first token first; 0.5 is chance."""
     firsts = [
@@ -361,4 +425,6 @@ def _in_order(columns: Columns, rows: Sequence[int]) -> float | None:
     return kept / pairs if pairs else None
 
 
-CASES: Final[dict[str, Callable[[Trial], Figures]]] = {"budgets": budgets, "cold": cold, "tickets": tickets}
+CASES: Final[dict[str, Callable[[Trial], Figures]]] = {
+    "budgets": budgets, "cold": cold, "tickets": tickets, "small": small,
+}  # fmt: skip

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from benchmarks.retries import Rows, plan
-from benchmarks.retries_world import Together, _in_order
+from benchmarks.retries_world import HalfShowing, Together, Trial, _in_order, measure
 from forebay.core.dispatch.health import Readiness
 from forebay.core.instant import SECOND
 from forebay.core.limits.fixed import FixedConfig
@@ -61,3 +61,10 @@ def test_every_variant_meets_the_same_seeds() -> None:
     for trial in trials:
         seeds.setdefault((trial.case, trial.variant, trial.load), set()).add(trial.seed)
     assert all(found == {1, 2, 3, 4, 5} for found in seeds.values())
+
+
+def test_what_is_measured_is_the_product_and_every_second_caller_is_every_second() -> None:
+    calendar, tickets = (measure(Trial("small", variant, "0.9", 1, 0.2)) for variant in ("calendar", "tickets"))
+    assert calendar["in_vain"] is not None
+    assert calendar["in_vain"] > tickets["in_vain"] == 0.0
+    assert [HalfShowing.shows(None, index) for index in range(4)] == [True, False, True, False]  # type: ignore[arg-type]
