@@ -127,6 +127,8 @@ class Pipeline:
         self.offered += 1
         if request.holds_place:
             verdicts.take_place(pool, request, now)
+        if request.retries:
+            verdicts.pay_retry(pool, request, now, holds=request.holds_place)
         paid = path.charge(prices, now)
         ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, path, paid)
         if pool.shadows is not None:
@@ -334,6 +336,9 @@ class Pipeline:
     def _shed(self, request: Request, refusal: Refusal, pool: Pool, now: Instant) -> Refuse:
         self.offered += 1
         self.outcomes[SHED] += 1
+        if request.retries and refusal.reason in verdicts.LOOKED_AT:
+            holds = request.holds_place and verdicts.holds_place(pool, now)
+            verdicts.pay_retry(pool, request, now, holds=holds)
         if pool.shadows is None:
             refusal = verdicts.timed(pool, refusal, request, now)
         else:

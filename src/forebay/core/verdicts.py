@@ -15,6 +15,10 @@ from forebay.core.pool import Pool
 SHARED = frozenset({
     QUEUE_FULL, QUEUE_WAIT, ShedReason.KEY_SHARE, EvictReason.EXPIRED, EvictReason.DISPLACED
 })  # the ladder says when  # fmt: skip
+LOOKED_AT = frozenset({
+    ShedReason.KEY_SHARE, ShedReason.NEVER_FITS, ShedReason.QUEUE_FULL, ShedReason.QUEUE_WAIT, ShedReason.WARMING,
+    ShedReason.NO_ENGINE,
+})  # what a retry may be refused for once its budget allows it  # fmt: skip
 EXACT = frozenset({ShedReason.KEY_REQUESTS, ShedReason.KEY_TOKENS})  # their end is known
 FULL_SHARE = 0.9
 """Of the places are taken when a pool is called full: some are free for a moment, or for those who come next."""
@@ -43,12 +47,18 @@ def holds_place(pool: Pool, now: Instant) -> bool:
     return reserved is not None and reserved.left(now)
 
 
+def pay_retry(pool: Pool, request: Request, now: Instant, *, holds: bool) -> None:
+    """A retry was looked at: it uses up what its key was promised, or a part of its budget while these are asked. One
+    that `holds` a reserved place spends nothing."""
+    budgets = pool.returns.budgets
+    if budgets is not None and (holds or pool.returns.strained):
+        budgets.spend(request.key, now, free=holds)
+
+
 def take_place(pool: Pool, request: Request, now: Instant) -> None:
     """It is admitted: the place that it holds is taken, or it held none."""
-    returns = pool.returns
-    request.holds_place = returns.reserved is not None and returns.reserved.take(now)
-    if request.holds_place and returns.budgets is not None:
-        returns.budgets.kept(request.key, now)
+    reserved = pool.returns.reserved
+    request.holds_place = reserved is not None and reserved.take(now)
 
 
 def waits_for_warmup(pool: Pool, room: WaitingRoomConfig, request: Request, now: Instant) -> bool:

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.core.admission.retry_budget import RetryBudgetConfig, RetryBudgets
+from forebay.core.events import Finished
 from forebay.core.instant import SECOND
 from forebay.core.limits.fixed import FixedConfig
-from forebay.core.model import Mode
+from forebay.core.model import Mode, Request, Usage
 from forebay.core.outcome import ShedReason
 from forebay.core.pool import PoolConfig
 
@@ -20,8 +21,16 @@ def budgets(**config: Any) -> RetryBudgets:
     return RetryBudgets(RetryBudgetConfig(**config))
 
 
+def retried(of: RetryBudgets, key: str, at: int) -> bool:
+    """A retry that pays if it may be looked at."""
+    if not of.allows(key, at):
+        return False
+    of.spend(key, at)
+    return True
+
+
 def allowed(of: RetryBudgets, tries: int, at: int = 0, key: str = "k") -> int:
-    return sum(of.allows(key, at) for _ in range(tries))
+    return sum(retried(of, key, at) for _ in range(tries))
 
 
 def test_a_key_may_retry_one_per_second_and_ten_seconds_worth_at_once() -> None:
@@ -56,6 +65,20 @@ def test_a_promise_is_kept_for_some_seconds(at_s: int, kept: bool) -> None:
     assert made.allows("k", at_s * SECOND) is kept
 
 
+def test_asking_costs_nothing() -> None:
+    made = budgets()
+    assert all(made.allows("k", 0) for _ in range(50))
+    assert allowed(made, 50) == 10
+
+
+def test_what_holds_a_place_uses_up_its_promise_and_nothing_else() -> None:
+    made = budgets()
+    made.promised("k", 0, 0)
+    for _ in range(50):
+        made.spend("k", 0, free=True)
+    assert allowed(made, 50) == 10
+
+
 def test_one_key_spends_nothing_of_another() -> None:
     made = budgets()
     allowed(made, 500, key="storm")
@@ -81,7 +104,7 @@ def test_never_more_than_the_floor_and_a_share(events: list[tuple[int, bool]]) -
             made.refused("k", now)
             refused += 1
         else:
-            passed += made.allows("k", now)
+            passed += retried(made, "k", now)
     assert passed <= 10 + now / SECOND + 0.1 * refused + 1e-6
 
 
@@ -113,6 +136,26 @@ def test_a_storm_is_refused_for_good_and_others_are_not(bench: Any) -> None:
     b.offer("old", retries=None)
     b.offer("storm", retries=0)
     assert ShedReason.RETRY_BUDGET not in reasons(b)[-3:]
+
+
+def test_a_retry_that_was_screened_before_its_body_came_pays_once(bench: Any) -> None:
+    b = full(bench)
+    (engine,) = b.pipeline.pools[0].engines
+    (lease,) = engine.leases
+    b.report(Finished(lease, Usage(10, 0)))
+    for _ in range(30):
+        assert b.pipeline.screen(Request("storm", retries=1), b.clock.now) is None
+    b.offer()
+    for _ in range(20):
+        b.offer("storm", retries=1)
+    assert reasons(b)[10:].count(ShedReason.RETRY_BUDGET) == 9, "as if nothing had been screened"
+
+
+def test_a_retry_that_is_refused_when_it_is_screened_pays(bench: Any) -> None:
+    b = full(bench)
+    for _ in range(20):
+        b.pipeline.screen(Request("storm", retries=1), b.clock.now)
+    assert reasons(b)[10:].count(ShedReason.RETRY_BUDGET) == 9
 
 
 def test_no_budget_is_asked_for_by_default_of_the_core_or_without_overload(bench: Any) -> None:

@@ -35,15 +35,10 @@ class _Key:
         self.at = now
         self.due: dict[int, int] = {}  # returns that were promised, by the second
 
-    def expected(self, now: Instant) -> bool:
-        """Was a return promised for about now? It is used up."""
+    def expected(self, now: Instant) -> int | None:
+        """The first second about now for which a return was promised that has not come."""
         due, second = self.due, now // SECOND
-        for told in range(second - LATE_S, second + EARLY_S + 1):
-            count = due.get(told)
-            if count:
-                due[told] = count - 1
-                return True
-        return False
+        return next((told for told in range(second - LATE_S, second + EARLY_S + 1) if due.get(told)), None)
 
 
 class RetryBudgets:
@@ -70,18 +65,17 @@ class RetryBudgets:
                 del due[past]
 
     def allows(self, key: str, now: Instant) -> bool:
-        """May a retry of this key be looked at? It uses a promise up, or a part of the budget."""
+        """May a retry of this key be looked at?"""
         held = self._of(key, now)
-        if held.expected(now):
-            return True
-        if held.tokens < 1.0:
-            return False
-        held.tokens -= 1.0
-        return True
+        return held.tokens >= 1.0 or held.expected(now) is not None
 
-    def kept(self, key: str, now: Instant) -> None:
-        """A return that needs no budget came: if it was promised, that is used up."""
-        self._of(key, now).expected(now)
+    def spend(self, key: str, now: Instant, *, free: bool = False) -> None:
+        """A retry was looked at: it uses a promise up, or a part of the budget unless it is `free`."""
+        held = self._of(key, now)
+        if (told := held.expected(now)) is not None:
+            held.due[told] -= 1
+        elif not free:
+            held.tokens = max(0.0, held.tokens - 1.0)
 
     def left(self, key: str, now: Instant) -> float:
         """Retries that its budget has left, promises not counted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forebay.core import verdicts
 from forebay.core.admission.retry_budget import RetryBudgets
 from forebay.core.model import Mode, Refusal
 from forebay.core.outcome import ShedReason
@@ -15,10 +16,7 @@ class RetryBudgetShadow(Shadow):
     policy = "retry_budget"
     setting = "retry_budget"
     moments = ("offer", "return")
-    concerns = frozenset({
-        ShedReason.RETRY_BUDGET, ShedReason.KEY_SHARE, ShedReason.NEVER_FITS, ShedReason.QUEUE_FULL,
-        ShedReason.QUEUE_WAIT, ShedReason.WARMING, ShedReason.NO_ENGINE,
-    })  # fmt: skip
+    concerns = verdicts.LOOKED_AT | frozenset({ShedReason.RETRY_BUDGET})
 
     def __init__(self, pool: Pool, kept: Kept) -> None:
         super().__init__(kept)
@@ -36,11 +34,13 @@ class RetryBudgetShadow(Shadow):
                     self._budgets.promised(request.key, now + refusal.retry_after_ns, now)
             return None
         if case.mode is Mode.BACKPRESSURE and request.holds_place:
-            self._budgets.kept(request.key, now)
+            self._budgets.spend(request.key, now, free=True)
             return None
         if not request.retries or not self._pool.returns.strained:
             return None
         left = self._budgets.left(request.key, now)
         refuses = isinstance(refusal, Refusal) and refusal.reason is ShedReason.RETRY_BUDGET
         would = not self._budgets.allows(request.key, now)
+        if not would:
+            self._budgets.spend(request.key, now)
         return compared(self.policy, refuses, would, 1, left, "retries left, beside those that were promised")
