@@ -117,9 +117,8 @@ class App:
         self.site = self._make_site(loop)
         self._stack.callback(self.site.stop)
         self.stored = await self._open_keys(database)
-        if self.stored is not None:
+        if self.stored is not None and self.desk is not None:
             self.stored.start(self.site, self.gateway, loop, self.desk)
-        self._start_desk(loop)
         await self._open_admin()
         await self._probe_first()
         await self._open_data_port(loop)
@@ -263,8 +262,9 @@ class App:
             yield self.stored
 
     def ready(self) -> bool:
-        """Would a request be admitted now, were there room?"""
-        return not self._leaving and any(pool.up for pool in self.pipeline.pools)
+        """Would a request of any caller be admitted now, were there room?"""
+        known = self.stored is None or self.stored.keyring.complete
+        return known and not self._leaving and any(pool.up for pool in self.pipeline.pools)
 
     # ---- parts -----------------------------------------------------------------------------------------------
 
@@ -320,7 +320,8 @@ class App:
         from forebay.ledger.database import open_store
 
         sys.setswitchinterval(SWITCH_S)
-        database = await asyncio.to_thread(open_store, url)
+        wait = self.config.keys.at_start == "wait"
+        database = await asyncio.to_thread(open_store, url, wait=wait)
         self._stack.callback(database.close)
         return database
 
@@ -345,18 +346,10 @@ class App:
                 idle_s=ledger.lease_idle_s,
                 waiting_most=ledger.waiting_limit,
             ),
+            wait=self.config.keys.at_start == "wait",
         )
         self._stack.push_async_callback(asyncio.to_thread, desk.stop)
         return desk
-
-    def _start_desk(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self.desk is None:
-            return
-        self.desk.start(loop, self.gateway)
-        for key, (day_tokens, month_tokens) in self.desk.used().items():
-            self.gateway.restore_usage(key, day_tokens, month_tokens)
-        for (key, model), (day_tokens, month_tokens) in self.desk.used_of_models().items():
-            self.gateway.restore_usage(key, day_tokens, month_tokens, model)
 
     def _flush_writers(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._writers:

@@ -2,79 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from forebay.config.schema import Limits, ModelLimits
 from forebay.ledger.credits import Credits
-from forebay.ledger.database import Database, open_store
 from forebay.ledger.journal import Journal
-from forebay.ledger.key import NewKey
-from forebay.ledger.keys import By, KeyStore
-from forebay.ledger.statement import Balance, balance, history
-from forebay.ledger.verify import verify
-from tests.faults.rig.backend import FakeBackend
-from tests.faults.rig.client import RawClient, ask, chat
-from tests.faults.rig.gateway import GatewayProcess, config_for
-from tests.faults.rig.scripts import USAGE
+from forebay.ledger.statement import Balance, history
+from tests.faults.rig.client import RawClient, chat
 from tests.faults.rig.waiting import eventually
+from tests.integration.stored import SMALL, USED, World, degraded
 from tests.stores.postgres import Postgres
 
-USED = USAGE["prompt_tokens"] + USAGE["completion_tokens"]
-SMALL: dict[str, Any] = chat(max_tokens=10)
 ABSENT_S = 20.0
-
-
-class World:
-    """A backend, a store with keys, and gateways on them."""
-
-    def __init__(self, folder: Path, url: str) -> None:
-        self.folder, self.url = folder, url
-        self.backend = FakeBackend()
-        self.store: Database = open_store(url)
-        self.gateways: list[GatewayProcess] = []
-        self.secrets: dict[str, str] = {}
-        self.ids: dict[str, str] = {}
-
-    def key(self, name: str, credit: int | None = None, limits: Limits | None = None) -> None:
-        made = KeyStore(self.store).create(NewKey(name=name, prepaid=credit is not None, limits=limits), By("test"))
-        assert made.secret is not None
-        self.secrets[name], self.ids[name] = made.secret, made.key.id
-        if credit:
-            Credits(self.store).top_up(made.key.id, credit, idempotency=f"first-{name}", actor="test")
-
-    def start(self, **ledger: Any) -> GatewayProcess:
-        number = len(self.gateways)
-        config = config_for(
-            self.backend, slots=32, ledger={"journal": str(self.folder / f"journal-{number}"), **ledger}
-        )
-        config["keys"] = {"anonymous": False, "store": self.url}
-        gateway = GatewayProcess(config, self.folder / f"gateway-{number}")
-        self.gateways.append(gateway)
-        return gateway
-
-    def ask(self, gateway: GatewayProcess, key: str, body: dict[str, Any] = SMALL) -> Any:
-        return ask(gateway.port, body, key=self.secrets[key], within=15)
-
-    def has(self, key: str) -> Balance:
-        return balance(self.store, self.ids[key])
-
-    def end(self) -> None:
-        try:
-            for gateway in self.gateways:
-                gateway.stop()
-            assert verify(self.store) == []
-        finally:
-            for gateway in self.gateways:
-                gateway.kill()
-            self.store.close()
-            self.backend.close()
 
 
 @pytest.fixture
@@ -82,12 +26,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path, f"sqlite:///{tmp_path / 'store.db'}")
     yield made
     made.end()
-
-
-def degraded(gateway: GatewayProcess) -> list[str]:
-    found = json.loads(gateway.admin("/api/v1/status"))["degraded"]
-    assert isinstance(found, list)
-    return found
 
 
 def test_a_prepaid_key_pays_and_is_refused_when_it_has_nothing_left(world: World) -> None:
@@ -238,10 +176,16 @@ def test_what_cannot_be_started_is_said(world: World) -> None:
     with pytest.raises(AssertionError, match="belongs to another gateway that runs"):
         world.start()
     taken.end(remove=True)
-    world.url = "postgresql://nobody@127.0.0.1:1/none"
-    with pytest.raises(AssertionError, match="does not answer") as raised:
-        world.start()
-    assert "Traceback" not in str(raised.value)
+    for url, keys, said in (
+        ("postgresql://nobody@127.0.0.1:1/none", {"at_start": "stop"}, "does not answer"),
+        (f"sqlite:///{world.folder}/no/such/folder.db", {"at_start": "stop"}, "its folder must exist"),
+        (f"sqlite:///{world.folder / 'gateway-0' / 'forebay.toml'}", {}, "not a sound SQLite database"),
+        ("mysql://me@127.0.0.1/x", {}, "cannot be a mysql database"),
+    ):
+        world.url = url
+        with pytest.raises(AssertionError, match=said) as raised:
+            world.start(keys)
+        assert "Traceback" not in str(raised.value)
 
 
 @pytest.mark.peers

@@ -372,6 +372,14 @@ class Keys(Section, frozen=True):
             examples=["sqlite:///forebay.db"],
         ),
     ] = None
+    at_start: Annotated[
+        Literal["wait", "stop"],
+        Meta(
+            description="When the store is not there at the start. wait: the gateway serves callers without a key and "
+            "static keys, refuses keys of the store (503 store_away) and is not ready until the store is there; stop: "
+            "it ends with an error, as it does for a store that can never be used."
+        ),
+    ] = "wait"
     static: Annotated[tuple[StaticKey, ...], Meta(description="Keys of this file.")] = ()
 
 

@@ -27,6 +27,7 @@ class Rejection(StrEnum):
     NO_ENGINE = "no_engine"
     QUEUE_FULL = "queue_full"
     LEDGER_AWAY = "ledger_away"
+    STORE_AWAY = "store_away"
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -59,6 +60,7 @@ TABLE: dict[str, Answer] = {
         429, "rate_limit_error", "retry_budget_exceeded", "retry at the times given in retry-after, and only then"
     ),
     "ledger_away": Answer(503, _UNAVAILABLE, "ledger_unavailable", _COME_BACK, True),
+    "store_away": Answer(503, _UNAVAILABLE, "store_unavailable", _COME_BACK, True),
     "never_fits": Answer(413, "invalid_request_error", "request_too_large", "send a smaller request"),
     "malformed": Answer(400, "invalid_request_error", "invalid_request", "correct the request"),
     "queue_full": Answer(503, _OVERLOADED, "queue_full", _COME_BACK, True),

@@ -10,8 +10,8 @@ from forebay.ingress.api.keys import KeyEndpoints
 from forebay.ingress.api.ledger import LedgerEndpoints
 from forebay.ingress.api.table import Endpoint
 from forebay.ingress.http.site import Site
-from forebay.ledger.database import Database
-from forebay.ledger.desk import Desk
+from forebay.ledger.database import Database, StoreGoneError
+from forebay.ledger.desk import NOTHING_BEFORE, Desk
 from forebay.ledger.feed import KeyFeed
 from forebay.ledger.key import known
 from forebay.ledger.keyring import Keyring, StoredKey
@@ -25,25 +25,54 @@ class StoredKeys:
     def __init__(self, database: Database, config: Config) -> None:
         self.database = database
         self.keyring = Keyring(config)
+        self.keyring.complete = False
         self._store = KeyStore(database, known(config))
-        self._feed = KeyFeed(database, self.keyring, self._changed)
+        self._feed = KeyFeed(database, self.keyring, self._changed, self._read)
+        self._has_read = False
         self._site: Site
         self._gateway: Gateway
-        self._desk: Desk | None = None
+        self._desk: Desk
 
     @classmethod
     async def load(cls, database: Database, config: Config) -> StoredKeys:
-        """Read the keys of a store, without keeping the loop. Raises StoreError."""
+        """Read the keys of a store, without keeping the loop. Raises StoreError, unless the store is not there and the
+        configuration says to wait for it."""
         stored = cls(database, config)
-        await asyncio.to_thread(stored._feed.load)
+        try:
+            await asyncio.to_thread(stored._feed.load)
+            stored._has_read = True
+        except StoreGoneError as error:
+            if config.keys.at_start == "stop":
+                raise
+            stored._feed.degraded = f"the keys of the store are not known: {error}"
         return stored
 
-    def start(self, site: Site, gateway: Gateway, loop: asyncio.AbstractEventLoop, desk: Desk | None) -> None:
-        """Let the keys call, and follow their changes. `desk`: it has their credit."""
+    def start(self, site: Site, gateway: Gateway, loop: asyncio.AbstractEventLoop, desk: Desk) -> None:
+        """Let the keys call, and follow their changes. `desk`: it knows their credit, and what they used."""
         self._site, self._gateway, self._desk = site, gateway, desk
         site.stored = self.keyring
         self._agree()
+        desk.start(loop, gateway, self._complete)
+        self._complete()
         self._feed.start(loop)
+
+    def _read(self) -> None:
+        """Every key of a store that was waited for is here."""
+        self._has_read = True
+        self._complete()
+
+    def _complete(self) -> None:
+        """Let the keys call once they, and what they used before, are known: else a quota would be spent twice."""
+        desk, gateway = self._desk, self._gateway
+        if self.keyring.complete or not (self._has_read and desk.opened):
+            return
+        before, desk.before = desk.before, NOTHING_BEFORE
+        for key, (day_tokens, month_tokens) in before.of_keys.items():
+            gateway.restore_usage(key, day_tokens, month_tokens)
+        for (key, model), (day_tokens, month_tokens) in before.of_models.items():
+            gateway.restore_usage(key, day_tokens, month_tokens, model)
+        self.keyring.complete = True
+        self._site.heads.clear()
 
     def reconfigure(self, config: Config) -> None:
         """Take other classes and teams: what they agree on with each key may differ."""
@@ -61,7 +90,7 @@ class StoredKeys:
         self._site.forget({key.id for key in keys})
         for key in keys:
             terms = self.keyring.agreed(key)
-            if self._desk is not None and (key.closed is not None or not terms.prepaid):
+            if key.closed is not None or not terms.prepaid:
                 self._desk.forget(key.id)
             if key.closed is None:
                 self._gateway.set_key(key.id, terms)
@@ -80,8 +109,7 @@ class StoredKeys:
 
     def _credited(self, key_id: str) -> None:
         """The desk asks the store anew, instead of when it would have."""
-        if self._desk is not None:
-            self._desk.credited(key_id)
+        self._desk.credited(key_id)
 
     def stop(self) -> None:
         """Stop following."""

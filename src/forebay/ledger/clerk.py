@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from forebay.errors import ForebayError
 from forebay.ledger.credits import Grant, Hold
-from forebay.ledger.database import StoreError
 from forebay.ledger.journal import METERED, PREPAID, Frame
 from forebay.ledger.posting import Posting, Tally
 
@@ -44,14 +44,15 @@ class Clerk:
     """One gateway's dealings with the store. What it is given to call is called on this thread."""
 
     def __init__(
-        self, posting: Posting, journal: str, *, post_s: float, lease_ttl_s: float,
+        self, posting: Posting, journal: str, *, open_books: Callable[[], None], post_s: float, lease_ttl_s: float,
         deliver: Callable[[Answers], None], beyond: Callable[[dict[str, int]], None], lapsed: Callable[[], None],
         posted: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.trouble: str | None = None
         self.posted = 0  # number of the last frame that the store has
         self.settlements = 0  # that the store has taken
-        self._posting, self._journal = posting, journal
+        self.opened = False
+        self._posting, self._journal, self._open_books = posting, journal, open_books
         self._post_s, self._ttl_s = post_s, lease_ttl_s
         self._deliver, self._beyond, self._lapsed, self._tell_posted = deliver, beyond, lapsed, posted
         self._lock = threading.Condition()
@@ -73,6 +74,12 @@ class Clerk:
 
     def start(self) -> None:
         self._thread.start()
+
+    def open(self) -> None:
+        """Open the books, unless they are open. Raises ForebayError. Called before `start`, or on this thread."""
+        if not self.opened:
+            self._open_books()
+            self.opened = True
 
     def take(self, frame: Frame) -> None:
         """A frame was written to the journal: it is to be posted."""
@@ -121,7 +128,7 @@ class Clerk:
                 stopping = self._stopping
             try:
                 self._finish() if stopping else self._work()
-            except StoreError as error:
+            except ForebayError as error:
                 self._failed(str(error))
             except Exception as error:  # a thread that ends unseen would be the worst of all
                 log.exception("the ledger's thread met an error of Forebay's own")
@@ -143,6 +150,7 @@ class Clerk:
 
     def _work(self) -> None:
         """One round. What somebody waits for comes first; but what lapsed is no part of a lease that is opened now."""
+        self.open()
         if self._has_lapsed:
             self._give_back()
         self._hold()
@@ -200,6 +208,7 @@ class Clerk:
             self._lapsed()
 
     def _finish(self) -> None:
+        self.open()
         if self._batch is not None:
             self._post()
         with self._lock:

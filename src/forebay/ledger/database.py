@@ -8,6 +8,7 @@ later may help.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,8 @@ from forebay.ledger.tables import HEAD
 BUSY_MS = 5_000
 CONNECT_S = 5
 STATEMENT_MS = 30_000
+REFUSED = ("authentication failed", "no password supplied", "pg_hba.conf", "does not exist")
+"""What PostgreSQL says to who asks for something that waiting does not bring."""
 MIGRATION_LOCK = 0x466F7265626179  # any number, but everybody's
 
 
@@ -32,11 +35,15 @@ class StoreGoneError(StoreError):
 
 
 class Database:
-    """One open store. Safe to use from several threads, each with transactions of its own."""
+    """One store. Safe to use from several threads, each with transactions of its own.
 
-    def __init__(self, engine: Engine) -> None:
+    Its tables are brought to this version's before its first use; without `migrate` other ones are refused.
+    """
+
+    def __init__(self, engine: Engine, *, migrate: bool = True) -> None:
         self.engine = engine
         self._writing = engine.execution_options(forebay_writes=True)
+        self._migrate, self._prepared, self._preparing = migrate, False, threading.Lock()
 
     @property
     def name(self) -> str:
@@ -51,14 +58,39 @@ class Database:
     @contextlib.contextmanager
     def begin(self) -> Iterator[Connection]:
         """A writing transaction, committed at the end of the block. Raises StoreError."""
+        self.prepare()
         with self._stated(), self._writing.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         """A reading transaction: everything in it is seen as of one moment. Raises StoreError."""
+        self.prepare()
         with self._stated(), self.engine.connect() as connection:
             yield connection
+
+    def prepare(self) -> None:
+        """See that it is there, with this version's tables. Raises StoreError."""
+        if self._prepared:
+            return
+        with self._preparing:
+            if not self._prepared:
+                with self._stated():
+                    self._bring_up_to_date()
+                self._prepared = True
+
+    def _bring_up_to_date(self) -> None:
+        with self.engine.connect() as connection:
+            found = _version(connection)
+        if found == HEAD:
+            return
+        if not self._migrate:
+            state = "has no tables yet" if found is None else f"is at version {found}, this Forebay needs {HEAD}"
+            raise StoreError(f"the store {self.name} {state}; start a gateway on it, or run forebay keys create")
+        with self._writing.begin() as connection:
+            if not self.embedded:  # SQLite's write lock is held already
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
+            _migrate(connection, self.name)
 
     def now_ms(self, connection: Connection) -> int:
         """The store's own wall clock: gateways with clocks of their own agree on it."""
@@ -79,15 +111,20 @@ class Database:
             raise StoreGoneError(f"the store {self.name} does not answer; nothing was changed") from None
 
 
-def open_store(url: str, *, migrate: bool = True) -> Database:
+def open_store(url: str, *, migrate: bool = True, wait: bool = False) -> Database:
     """Open the store at `url` and bring its tables to this version's.
 
     `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user@host/database`. Without `migrate`, a store
-    that another version made is refused. Raises StoreError with what to do.
+    that another version made is refused. One that is not there is returned all the same to who will `wait` for it.
+    Raises StoreError with what to do.
     """
-    database = Database(_engine(_parsed(url)))
+    database = Database(_engine(_parsed(url)), migrate=migrate)
     try:
-        _prepare(database, migrate)
+        database.prepare()
+    except StoreGoneError:
+        if not wait:
+            database.close()
+            raise
     except BaseException:
         database.close()
         raise
@@ -139,20 +176,6 @@ def _sqlite_begins(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _prepare(database: Database, migrate: bool) -> None:
-    with database.read() as connection:
-        found = _version(connection)
-    if found == HEAD:
-        return
-    if not migrate:
-        state = "has no tables yet" if found is None else f"is at version {found}, this Forebay needs {HEAD}"
-        raise StoreError(f"the store {database.name} {state}; start a gateway on it, or run forebay keys create")
-    with database.begin() as connection:
-        if not database.embedded:  # SQLite's write lock is held already
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
-        _migrate(connection, database.name)
-
-
 def _version(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
@@ -194,5 +217,7 @@ def _stated(error: exc.DBAPIError, name: str) -> StoreError:
     if "full" in lower or "disk i/o" in lower:
         return StoreGoneError(f"the store {name} cannot be written ({said}); free some disk space")
     if isinstance(error, exc.OperationalError | exc.InterfaceError) or error.connection_invalidated:
+        if any(words in lower for words in REFUSED):
+            return StoreError(f"the store {name} lets us not in: {said}; correct its URL, PGPASSWORD or .pgpass")
         return StoreGoneError(f"the store {name} does not answer: {said}; start it, or correct the store's URL")
     return StoreError(f"the store {name} refused: {said}")

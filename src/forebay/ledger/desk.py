@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import uuid4
 
 from forebay.core.instant import SECOND
@@ -22,7 +22,7 @@ from forebay.core.quota.credits import CreditLine
 from forebay.errors import ForebayError
 from forebay.ledger.clerk import Answers, Clerk
 from forebay.ledger.credits import Hold
-from forebay.ledger.database import Database
+from forebay.ledger.database import Database, StoreGoneError
 from forebay.ledger.journal import PREPAID, SETTLED, Frame, Journal
 from forebay.ledger.posting import Posting
 from forebay.ledger.recovery import recover
@@ -56,6 +56,16 @@ class DeskConfig:
     lease_wait_s: float = 2.0
     idle_s: float = 60.0
     waiting_most: int = 1000
+
+
+class Before(NamedTuple):
+    """What keys had used of the running day and month when the journal was begun, in tokens."""
+
+    of_keys: dict[str, tuple[int, int]]
+    of_models: dict[tuple[str, str], tuple[int, int]]  # part of the same, of models whose days are counted apart
+
+
+NOTHING_BEFORE = Before({}, {})
 
 
 class Till(Protocol):
@@ -112,38 +122,45 @@ class _Key:
 class Desk:
     """Binds one gateway to one store. `bind` it to the gateway, `start` it on the loop, `stop` it after the drain."""
 
-    def __init__(self, database: Database, config: DeskConfig, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, database: Database, config: DeskConfig, *, wait: bool = False, wall_ns: Callable[[], int] = time.time_ns
+    ) -> None:
         """Takes the journal's folder, posts what an earlier process left there, and begins a new journal.
 
-        Raises ForebayError when the folder, the journal in it or the store cannot be used.
+        `wait`: when the store is not there, that is done later, as soon as it is; `opened` says whether it was. Raises
+        ForebayError when the folder, the journal in it or the store cannot be used.
         """
         self.config = config
+        self.recovered = 0
+        self.before = NOTHING_BEFORE
+        self._name = uuid4().hex
         self._wall_ns, self._wall_latest = wall_ns, 0
         self._posting = Posting(database)
-        journal = Journal(config.journal)
-        try:
-            self.recovered = recover(journal, self._posting)
-            name = uuid4().hex
-            self._posting.register(name, str(config.journal.absolute()))
-            journal.begin(name)
-        except OSError as error:
-            journal.end(remove=False)
-            raise ForebayError(f"the journal {config.journal} cannot be written: {error.strerror}") from None
-        except BaseException:
-            journal.end(remove=False)
-            raise
-        self._journal = journal
+        self._journal = journal = Journal(config.journal)
+        self._opened: Callable[[], None] = lambda: None
         self._scribe = Scribe(
             journal, write_s=config.write_s * GATHERING, sync_s=config.sync_s, bytes_most=config.bytes_most,
             wall_ms=self._wall_ms, written=self._written,
         )  # fmt: skip
         self._clerk = Clerk(
-            self._posting, name, post_s=config.post_s, lease_ttl_s=config.lease_ttl_s,
+            self._posting, self._name, open_books=self._open_books, post_s=config.post_s,
+            lease_ttl_s=config.lease_ttl_s,
             deliver=lambda granted: self._call(self._granted, granted),
             beyond=lambda tokens: self._call(self._paid_beyond, tokens),
             lapsed=lambda: self._call(self._lapsed),
             posted=journal.posted,
         )  # fmt: skip
+        try:
+            self._clerk.open()
+        except StoreGoneError as error:
+            if not wait:
+                journal.end(remove=False)
+                raise
+            self._clerk.trouble = str(error)
+            log.error("%s; the gateway starts without it, and asks again", error)
+        except BaseException:
+            journal.end(remove=False)
+            raise
         self._timer: asyncio.TimerHandle | None = None
         self._keys: dict[str, _Key] = {}
         self._waiting: dict[str, list[Waiter]] = {}
@@ -155,6 +172,22 @@ class Desk:
 
     # ---- life --------------------------------------------------------------------------------------------------
 
+    def _open_books(self) -> None:
+        journal, wall_ms = self._journal, self._wall_ms()
+        try:
+            self.recovered = recover(journal, self._posting)
+            self.before = Before(self._posting.used(wall_ms), self._posting.used_of_models(wall_ms))
+            self._posting.register(self._name, str(self.config.journal.absolute()))
+            journal.begin(self._name)
+        except OSError as error:
+            raise ForebayError(f"the journal {journal.folder} cannot be written: {error.strerror}") from None
+        self._opened()
+
+    @property
+    def opened(self) -> bool:
+        """Has the store been there, so that all that was used before is known?"""
+        return self._journal.begun
+
     def used(self) -> dict[str, tuple[int, int]]:
         """key -> tokens that it used today and this month, as the store knows them. Blocks; for the start."""
         return self._posting.used(self._wall_ms())
@@ -163,8 +196,10 @@ class Desk:
         """(key, model) -> the same, of models whose days are counted apart. Blocks; for the start."""
         return self._posting.used_of_models(self._wall_ms())
 
-    def start(self, loop: asyncio.AbstractEventLoop, till: Till) -> None:
+    def start(self, loop: asyncio.AbstractEventLoop, till: Till, opened: Callable[[], None] = lambda: None) -> None:
+        """Work from now on. `opened` is called on the loop when a store that was waited for is there."""
         self._loop, self._till = loop, till
+        self._opened = lambda: self._call(opened)
         self._scribe.start()
         self._clerk.start()
         self._timer = loop.call_later(TEND_S, self._tend)

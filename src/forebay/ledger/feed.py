@@ -31,19 +31,23 @@ Rows = list[tuple[Any, ...]]
 
 
 class KeyFeed:
-    """Fills a keyring, and keeps it as the store has it. `changed` is called on the loop with the keys that differ."""
+    """Fills a keyring, and keeps it as the store has it. `changed` is called on the loop with the keys that differ.
+
+    Without `load`, when the store is not there, the first look that finds it brings every key; then `whole` is called.
+    """
 
     def __init__(
         self,
         database: Database,
         keyring: Keyring,
         changed: Callable[[list[StoredKey]], None],
+        whole: Callable[[], None] = lambda: None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.degraded: str | None = None  # why changes of keys are not seen; None: they are
         self._database = database
         self._keyring = keyring
-        self._changed = changed
+        self._changed, self._whole = changed, whole
         self._wall = wall
         self._number = -1
         self._lock = threading.Lock()  # one look at the store at a time, so that numbers only go up
@@ -60,7 +64,7 @@ class KeyFeed:
         self._keyring.expire(int(self._wall() * 1000))
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Follow the store from what `load` has seen."""
+        """Follow the store from what `load` has seen, or from nothing."""
         self._loop = loop
         self._thread.start()
 
@@ -80,12 +84,14 @@ class KeyFeed:
                 number = _number(connection)
                 since = tables.keys.c.change > self._number
                 rows = list(_rows(connection, since)) if number != self._number else []
-            self._number = number
+            first, self._number = self._number < 0, number
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._take, rows[:AT_ONCE])
         for start in range(AT_ONCE, len(rows), AT_ONCE):
             time.sleep(PAUSE_S)  # in this thread: the loop serves meanwhile
             self._loop.call_soon_threadsafe(self._take, rows[start : start + AT_ONCE])
+        if first:
+            self._loop.call_soon_threadsafe(self._whole)
 
     def _follow(self) -> None:
         while not self._stop.wait(POLL_S):
@@ -98,7 +104,8 @@ class KeyFeed:
                 return  # the loop is closed
 
     def _say(self, error: ForebayError) -> None:
-        self.degraded = f"changes of keys are not seen: {error}"
+        what = "the keys of the store are not known" if self._number < 0 else "changes of keys are not seen"
+        self.degraded = f"{what}: {error}"
         now = time.monotonic()
         if not self._complained or now - self._complained > COMPLAIN_S:
             self._complained = now

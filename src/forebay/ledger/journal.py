@@ -120,6 +120,7 @@ class Journal:
         self.folder = folder
         self.number = 0  # of the last frame that was written
         self.id = ""
+        self.begun = False
         self._segment_bytes = segment_bytes
         self._segments: list[tuple[Path, int, int]] = []  # earlier ones: path, last frame, bytes
         self._file = -1
@@ -174,6 +175,7 @@ class Journal:
         """Begin a new journal under this id (32 hexadecimal digits). Raises OSError."""
         self.id = journal
         self._open_segment(1)
+        self.begun = True
 
     @property
     def size(self) -> int:

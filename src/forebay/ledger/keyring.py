@@ -52,6 +52,7 @@ class Keyring:
     """Every key of the store that is not revoked. `config` says what classes and teams mean, and may be replaced."""
 
     def __init__(self, config: Config) -> None:
+        self.complete = True  # False: the store has not been read yet, and a key that is not found may be one
         self._config = config
         self._keys: dict[str, StoredKey] = {}
         self._terms: dict[StoredTerms, StoredTerms] = {}  # each of those that are in use, once
@@ -117,7 +118,13 @@ class Keyring:
     def find(self, credential: bytes) -> KeyEntry | None:
         """The entry of the key that this is. One look-up and one hash; nothing is remembered of wrong ones."""
         key = self._verified(credential)
-        return None if key is None or key.closed is not None or key.id in self._static else self._entry(key)
+        if key is None or key.closed is not None or key.id in self._static or not self.complete:
+            return None
+        return self._entry(key)
+
+    def may_know(self, credential: bytes) -> bool:
+        """Could it be a key of the store that has not been read yet?"""
+        return not self.complete and public_id(credential) is not None
 
     def why_not(self, credential: bytes) -> str | None:
         """Why a right credential opens nothing; None when it is no key of this store."""

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Table, case, func, insert, or_, select, update
+from sqlalchemy import Connection, Dialect, Table, case, func, or_, select, update
 
 from forebay.ledger.booking import insert_or
 from forebay.ledger.credits import Credits
@@ -74,11 +74,11 @@ class Posting:
         self.credits = Credits(database)
 
     def register(self, journal: str, gateway: str) -> None:
-        """Make a new journal known; `gateway` says to a person where it is."""
+        """Make a new journal known; `gateway` says to a person where it is. Repeated, it changes nothing."""
         with self.database.begin() as connection:
             now = self.database.now_ms(connection)
             row = {"id": journal, "gateway": gateway[:128], "posted": 0, "opened_ms": now, "posted_ms": now}
-            connection.execute(insert(journals).values(row))
+            connection.execute(insert_or(connection.dialect.name, journals).values(row).on_conflict_do_nothing())
 
     def posted(self, journal: str) -> int | None:
         """The number of the last frame that the store holds of a journal; None when it does not know it."""

@@ -73,6 +73,9 @@ class Scribe:
         self._sync_soon.set()
         for thread in self._threads:
             thread.join()
+        if self._waiting:
+            self.lost += len(self._waiting)
+            log.error("%d settlements are lost: the journal %s was never begun", self.lost, self.journal.folder)
 
     # ---- on the writer's thread --------------------------------------------------------------------------------
 
@@ -109,7 +112,19 @@ class Scribe:
         self._metered = metered
         return records
 
+    def _wait_to_begin(self) -> None:
+        """What an earlier process left in the folder has to be posted first, and the store is not there."""
+        if self.trouble is None:
+            log.warning("the journal %s is not begun before the store is there", self.journal.folder)
+        self.trouble = f"the journal {self.journal.folder} waits for the store; what is used is in memory only"
+        while len(self._waiting) > WAITING_MOST:
+            self._waiting.popleft()
+            self.lost += 1
+
     def _write(self, progress: list[Record]) -> None:
+        if not self.journal.begun:
+            self._wait_to_begin()
+            return
         waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if not waiting and not progress and self.trouble is None:  # in trouble an empty frame tries the file
             return

@@ -41,6 +41,7 @@ CONTRACT = {
     "warming": (503, "service_unavailable_error", "warming_up"),
     "no_engine": (503, "service_unavailable_error", "no_engine"),
     "ledger_away": (503, "service_unavailable_error", "ledger_unavailable"),
+    "store_away": (503, "service_unavailable_error", "store_unavailable"),
     "draining": (503, "service_unavailable_error", "draining"),
     "engine_error": (502, "server_error", "engine_error"),
     "engine_timeout": (504, "server_error", "engine_timeout"),

@@ -79,13 +79,17 @@ class Call:
 class Rig:
     """A gateway with a desk, and one engine that is up."""
 
-    def __init__(self, store: Database, config: DeskConfig) -> None:
-        self.store, self.desk = store, Desk(store, config)
+    def __init__(self, store: Database, config: DeskConfig, *, wait: bool = False) -> None:
+        self.store, self.desk = store, Desk(store, config, wait=wait)
+        self.opened = False
         pool = PoolConfig("llama", ("llama/0",), ("*",), limit=FixedConfig(limit=100))
         self.pipeline = Pipeline(PipelineConfig((pool,)), random.Random(1), self.desk)
         self.gateway = Gateway(self.pipeline, asyncio.get_running_loop())
-        self.desk.start(asyncio.get_running_loop(), self.gateway)
+        self.desk.start(asyncio.get_running_loop(), self.gateway, self._open)
         self.gateway.report(EngineUp("llama/0"))
+
+    def _open(self) -> None:
+        self.opened = True
 
     def prepaid(self, key: str, tokens: int = 0) -> None:
         self.gateway.set_key(key, PREPAID)
@@ -127,8 +131,8 @@ def config(tmp_path: Path) -> DeskConfig:
 
 
 @asynccontextmanager
-async def running(store: Database, config: DeskConfig) -> AsyncIterator[Rig]:
-    rig = Rig(store, config)
+async def running(store: Database, config: DeskConfig, *, wait: bool = False) -> AsyncIterator[Rig]:
+    rig = Rig(store, config, wait=wait)
     yield rig
     await rig.stop()
 
@@ -438,6 +442,50 @@ async def test_the_store_may_be_away_and_nothing_is_lost(
         assert rig.desk.lag_s() == 0
         await rig.served("poor", 20)
     assert has(store, "k") == (950, 0, 50, 0)
+    store.close()
+
+
+async def test_what_is_used_before_the_store_was_there_waits_in_memory(
+    tmp_path: Path, config: DeskConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As much as may; and what an earlier process left is counted before the keys are let in."""
+    monkeypatch.setattr("forebay.ledger.scribe.WAITING_MOST", 3)
+    here, gone = tmp_path / "here", tmp_path / "gone"
+    here.mkdir()
+    url = f"sqlite:///{here / 'store.db'}"
+    rig = Rig(open_store(url), config)
+    rig.gateway.set_key("k", KeyTerms(KeyLimits()))
+    (await rig.served("k", 5)).finish(7)
+    rig.kill()
+    rig.store.close()
+    here.rename(gone)
+    store = open_store(url, wait=True)
+    with pytest.raises(StoreGoneError):
+        Desk(store, config)
+    async with running(store, config, wait=True) as again:
+        again.gateway.set_key("k", KeyTerms(KeyLimits()))
+        for _ in range(5):
+            (await again.served("k", 5)).finish(10)
+        await until(lambda: again.desk.lost == 2)
+        assert not again.desk.opened
+        assert not again.opened
+        assert len(again.desk.degraded) == 2
+        gone.rename(here)
+        await until(lambda: again.opened)
+        assert again.desk.before.of_keys == {"k": (7, 7)}
+        await until(lambda: again.desk.used() == {"k": (37, 37)})
+        await until(lambda: not again.desk.degraded)
+    assert verify(store) == []
+    store.close()
+
+
+async def test_what_the_store_never_saw_is_counted_as_lost(tmp_path: Path, config: DeskConfig) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'never' / 'store.db'}", wait=True)
+    async with running(store, config, wait=True) as rig:
+        rig.gateway.set_key("k", KeyTerms(KeyLimits()))
+        (await rig.served("k", 5)).finish(10)
+    assert rig.desk.lost == 1
+    Journal(config.journal).end(remove=True)
     store.close()
 
 

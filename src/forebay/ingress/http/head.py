@@ -37,7 +37,7 @@ from forebay.ingress.http.headers import (
 from forebay.ingress.http.retry_ticket import ShownTicket
 from forebay.ingress.http.routes import Dialect
 from forebay.ingress.libraries import obeys_ns
-from forebay.ingress.status import TABLE, error_body
+from forebay.ingress.status import TABLE, Rejection, error_body, retry_headers
 
 if TYPE_CHECKING:
     from forebay.config.build import KeyEntry
@@ -217,12 +217,22 @@ class Head:
         if secret and site.keyed:
             self.key = site.key(secret)
             if self.key is None:
-                self.reject(401, "invalid_key", site.why_not(secret))
+                self._unknown(secret)
         elif site.anonymous is not None:
             self.key = site.anonymous
         else:
             self.reject(401, "invalid_key", "a key is required; send it as 'authorization: Bearer …'")
         return self.key is not None
+
+    def _unknown(self, secret: bytes) -> None:
+        """Nobody's key, as far as is known: before the store was there, that may be only not yet."""
+        site = self.site
+        if site.stored is None or site.desk is None or not site.stored.may_know(secret):
+            self.reject(401, "invalid_key", site.why_not(secret))
+            return
+        reason = Rejection.STORE_AWAY.value
+        text = f"the store of keys has not been reached since this gateway started; {TABLE[reason].advice}."
+        self.reject(site.overload_status, reason, text, extra=retry_headers(site.desk.come_back_ns()))
 
     def _check_head(self, route: Route) -> None:
         limit = self.site.limits.body_bytes
