@@ -108,6 +108,8 @@ class App:
         observer = Observers(observers) if len(observers) > 1 else self.metrics
         self._flush_writers(loop)
         self.pipeline = Pipeline(pipeline_config(config), random.Random(), observer)
+        if self.recent is not None and config.telemetry.explain_completed:
+            self.pipeline.on_admitted = self.recent.admitted
         self.gateway = Gateway(self.pipeline, loop)
         self._stack.callback(self.gateway.stop)
         self._read_wall(loop)
@@ -392,6 +394,7 @@ class App:
             identify=_request_id,
             estimate=lambda request: self.pipeline.estimator.estimate(request),  # noqa: PLW0108 - made after this
             pool_of=lambda request: self.pipeline.pool_for(request.model),
+            path_of=lambda request: self.pipeline.budget(request.key).path_for(request.model),
             clock=lambda: self.gateway.clock(),  # noqa: PLW0108 - made after this
         )
 

@@ -78,7 +78,6 @@ class Exits:
 
     def evict(self, ticket: Ticket, reason: EvictReason, pool: Pool, now: Instant, effects: list[Effect]) -> None:
         """End one that has left the queue, or never got back to it, and say when to come back."""
-        self.close(ticket, EVICTED, reason, None, now)
         retry: int | None = 0
         if reason is EvictReason.DRAINING:
             retry = SECOND
@@ -86,9 +85,10 @@ class Exits:
             retry = verdicts.away(pool, pool.serving_from(now), now).retry_after_ns
         refusal = Refusal(reason, retry)
         if reason is EvictReason.EXPIRED:
-            limit, waited = ticket.expires - ticket.arrived, ticket.queue_wait_ns
+            limit, waited = ticket.expires - ticket.arrived, now - ticket.arrived
             refusal = Refusal(reason, retry, limit / MILLISECOND, waited / MILLISECOND, "ms of queue wait")
-        refusal = verdicts.timed(pool, refusal, ticket.request, now)
+        ticket.refusal = refusal = verdicts.timed(pool, refusal, ticket.request, now)
         if pool.shadows is not None:
             shadows.told(pool.shadows, ticket.request, ticket.demand, refusal, now)
+        self.close(ticket, EVICTED, reason, None, now)
         effects.append(Refuse(ticket.request, refusal, ticket))

@@ -192,6 +192,8 @@ class Ticket(msgspec.Struct, eq=False):
     usage: Usage | None = None
     outcome: Outcome | None = None
     reason: Reason | None = None
+    refusal: Refusal | None = None  # what one that was evicted is told
+    figures: Any = None  # behind its admission, where somebody keeps them
 
     @property
     def queue_wait_ns(self) -> int:

@@ -9,7 +9,7 @@ Invariants (docs/invariants.md) are asserted here: offered = outcomes + queued +
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from forebay.core import depths, picture, shadows, verdicts
@@ -87,6 +87,7 @@ class Pipeline:
         self.tune_at: Instant = FOREVER  # when the tuner of a pool looks next
         self._in_flight = 0
         self.asks_prefixes = False
+        self.on_admitted: Callable[[Ticket, Instant], None] | None = None  # told while the pool is as it was decided in
         for pool in self.pools:
             pool.shadows = reload.build(pool)
         self._look_at_balancers()
@@ -133,6 +134,8 @@ class Pipeline:
         ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, path, paid)
         if pool.shadows is not None:
             shadows.admitted(pool.shadows, ticket, verdict, now)
+        if self.on_admitted is not None:
+            self.on_admitted(ticket, now)
         if pool.tuning.resting:
             self.tune_at = min(self.tune_at, depths.begin(pool, now))
         pool.returns.admitted(request.retries, now)

@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from forebay.core.instant import MILLISECOND
+from forebay.core.instant import MILLISECOND, Instant
 from forebay.core.model import Demand, Refusal, Request, Ticket, Usage
 from forebay.core.outcome import Outcome
 from forebay.core.pool import Pool
+from forebay.core.quota.path import Path
 from forebay.core.shadow import Said
+from forebay.telemetry.figures import in_words, taken
 
 COMPLETED = Outcome.COMPLETED  # looking it up on its class costs more than comparing
 
@@ -30,16 +32,23 @@ class Recent:
         identify: Callable[[Request], bytes],
         estimate: Callable[[Request], Demand],
         pool_of: Callable[[Request], Pool | None],
+        path_of: Callable[[Request], Path],
         clock: Callable[[], int],
     ) -> None:
         """`completed`: keep those that were answered too. `identify` gives a request's id, `estimate` the demand of one
-        that was refused, `pool_of` the pool that it would have gone to, `clock` the present instant."""
+        that was refused, `pool_of` the pool that it would have gone to, `path_of` the limits that it met, `clock` the
+        present instant."""
         self._kept: deque[tuple[Any, ...]] = deque(maxlen=kept)
         self._completed = completed
         self._identify = identify
         self._estimate = estimate
         self._pool_of = pool_of
+        self._path_of = path_of
         self._clock = clock
+
+    def admitted(self, ticket: Ticket, now: Instant) -> None:
+        """It was let in, and nothing else has happened yet: take the figures behind that."""
+        ticket.figures = taken(ticket.pool, ticket.request, ticket.demand, ticket.path, now, engines=True)
 
     def closed(self, ticket: Ticket) -> None:
         """A ticket has its outcome."""
@@ -51,16 +60,19 @@ class Recent:
             self._identify(request), request.key, request.model, request.route, request.priority_class,
             request.priority, ticket.mode, ticket.outcome, ticket.reason, ticket.demand, ticket.usage, ticket.arrived,
             ticket.dispatched, ticket.first_token, ticket.closed, ticket.predicted_wait_ns, ticket.wait_budget_ns,
-            ticket.met_queue, engine, request.shadow, request.holds_place,
+            ticket.met_queue, engine, request.shadow, request.holds_place, ticket.refusal, ticket.figures,
         ))  # fmt: skip
 
     def shed(self, request: Request, refusal: Refusal, predicted_wait_ns: int) -> None:
         """A request was refused before it was queued."""
-        pool = self._pool_of(request)
+        pool, demand, now = self._pool_of(request), self._estimate(request), self._clock()
+        figures = None
+        if pool is not None:
+            figures = taken(pool, request, demand, self._path_of(request), now, engines=False)
         self._kept.append((
             self._identify(request), request.key, request.model, request.route, request.priority_class,
-            request.priority, request.mode or (pool.mode if pool is not None else None), refusal,
-            self._estimate(request), self._clock(), predicted_wait_ns, _state(pool, self._clock()), request.shadow,
+            request.priority, request.mode or (pool.mode if pool is not None else None), refusal, demand, now,
+            predicted_wait_ns, figures, request.shadow,
         ))  # fmt: skip
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
@@ -72,14 +84,6 @@ class Recent:
         return None
 
 
-def _state(pool: Pool | None, now: int) -> tuple[Any, ...] | None:
-    if pool is None:
-        return None
-    rate = pool.drain_rate(now)
-    budget_ns = pool.forecast.budget_ns(rate)
-    return (pool.config.name, len(pool.queue), pool.in_flight, pool.places, rate, pool.forecast.correction, budget_ns)
-
-
 def _who(entry: tuple[Any, ...]) -> dict[str, Any]:
     request_id, key, model, route, priority_class, priority, mode = entry[:7]
     return {
@@ -89,21 +93,23 @@ def _who(entry: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _refused(entry: tuple[Any, ...]) -> dict[str, Any]:
-    refusal: Refusal
-    refusal, demand, at, predicted_ns, state, shadow = entry[7:]
-    pool = None
-    if state is not None:
-        name, waiting, in_flight, places, rate, correction, budget_ns = state
-        pool = {
-            "name": name, "queue_depth": waiting, "in_flight": in_flight, "places": places,
-            "drain_rate_per_s": round(rate, 3), "wait_correction": round(correction, 3),
-            "wait_budget_ms": budget_ns / MILLISECOND,
-        }  # fmt: skip
-    retry = refusal.retry_after_ns
+    refusal, demand, at, predicted_ns, figures, shadow = entry[7:]
     return _who(entry) | {
         "outcome": Outcome.SHED.value,
         "reason": refusal.reason.value,
         "decided_at_ms": at // MILLISECOND,
+        **_told(refusal),
+        "predicted_wait_ms": predicted_ns / MILLISECOND,
+        "estimate": _demand(demand),
+        **({"pool": None} if figures is None else in_words(figures)),
+        "shadow": _shadow(shadow),
+    }
+
+
+def _told(refusal: Refusal) -> dict[str, Any]:
+    """What the limit was, and when to come back."""
+    retry = refusal.retry_after_ns
+    return {
         "limit": refusal.limit,
         "actual": refusal.actual,
         "unit": refusal.unit,
@@ -111,16 +117,12 @@ def _refused(entry: tuple[Any, ...]) -> dict[str, Any]:
         "retry_after_ms": None if retry is None else retry / MILLISECOND,
         "should_retry": retry is not None and refusal.obeyed,
         "reserved_place": refusal.reserved,
-        "predicted_wait_ms": predicted_ns / MILLISECOND,
-        "estimate": _demand(demand),
-        "pool": pool,
-        "shadow": _shadow(shadow),
     }
 
 
 def _ended(entry: tuple[Any, ...]) -> dict[str, Any]:
     outcome, reason, demand, usage, arrived, dispatched, first, closed = entry[7:15]
-    predicted_ns, budget_ns, met, engine, shadow, held_place = entry[15:]
+    predicted_ns, budget_ns, met, engine, shadow, held_place, refusal, figures = entry[15:]
     return _who(entry) | {
         "outcome": outcome.value,
         "reason": None if reason is None else reason.value,
@@ -135,6 +137,8 @@ def _ended(entry: tuple[Any, ...]) -> dict[str, Any]:
         "total_ms": (closed - arrived) / MILLISECOND,
         "estimate": _demand(demand),
         "usage": _usage(usage),
+        **({} if refusal is None else _told(refusal)),
+        **({} if figures is None else in_words(figures)),
         "shadow": _shadow(shadow),
     }
 
@@ -142,7 +146,9 @@ def _ended(entry: tuple[Any, ...]) -> dict[str, Any]:
 def _shadow(said: tuple[Said, ...]) -> dict[str, Any]:
     """What settings in shadow would have said when it came."""
     return {
-        one.policy: {"verdict": one.verdict, "limit": one.limit, "actual": one.actual, "unit": one.unit} for one in said
+        one.policy: {"verdict": one.verdict, "limit": one.limit, "actual": one.actual, "unit": one.unit}
+        | ({"choice": one.choice} if one.choice else {})
+        for one in said
     }
 
 

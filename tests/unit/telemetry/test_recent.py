@@ -30,6 +30,7 @@ class World:
             identify=lambda request: request.owner,
             estimate=lambda request: self.pipeline.estimator.estimate(request),
             pool_of=lambda request: self.pipeline.pool_for(request.model),
+            path_of=lambda request: self.pipeline.budget(request.key).path_for(request.model),
             clock=lambda: self.now,
         )
         pools = (PoolConfig(name="p", engines=("p/0",), limit=FixedConfig(limit=1), limit_shadow=shadow),)

@@ -8,6 +8,9 @@ before the next request fits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TypeAlias
+
 from forebay.core.instant import FOREVER, MINUTE, SECOND, Instant
 from forebay.core.model import Demand, Refusal, Usage
 from forebay.core.outcome import ShedReason
@@ -37,6 +40,10 @@ FREE: Prices = (1, 0, 0, 0, 0)
 _UNBOUNDED = (FOREVER,) * 5
 _NOUNS = ("requests", "tokens", "input tokens", "output tokens", "weighted tokens")
 _SPANS = {MINUTE: "min", DAY: "day", MONTH: "month"}
+
+
+Left: TypeAlias = tuple[list[tuple[Level, int | None, int]], list[tuple[Meter, int, int]], tuple[int, int]]
+"""Of limits: those of open requests with how many are, those of meters with what is left, and prepaid tokens."""
 
 
 class Path:
@@ -206,6 +213,14 @@ class Path:
 
     # ---- what is left ----------------------------------------------------------------------------------------
 
+    def left(self, now: Instant) -> Left:
+        """What is left of every limit that requests on this path meet; `described` puts it into words."""
+        return (
+            [(level, level.concurrency, level.open) for level in self._places],
+            [(meter, meter.burst, meter.remaining(now)) for meter in self._meters],
+            (0, 0) if self.credit is None else (self.credit.leased, self.credit.left),
+        )
+
     def headers(self, now: Instant) -> list[tuple[str, int, int, int]]:
         """(name, limit, remaining, reset_ns) of the tightest limit of requests and of the tightest of tokens."""
         rows = []
@@ -218,6 +233,18 @@ class Path:
                     limit, remaining, reset_ns = quota.limit, left, quota.reset_ns(now)
             rows.append(("tokens", limit, remaining, reset_ns))
         return rows
+
+
+def described(left: Left) -> Iterator[tuple[str, str, int, int]]:
+    """(level, what is counted, most, left) of each limit."""
+    levels, meters, (leased, credit) = left
+    for level, most, open_ in levels:
+        if most is not None:
+            yield level.name, "open requests", most, most - open_
+    for meter, most, remaining in meters:
+        yield meter.level, _unit(meter), most, remaining
+    if leased:
+        yield "", "prepaid tokens", leased, credit
 
 
 def _tightest(buckets: tuple[Bucket, ...], now: Instant) -> tuple[int, int, int]:
@@ -241,12 +268,8 @@ def _smallest_bursts(meters: tuple[Meter, ...]) -> tuple[int, ...]:
 
 def _refused(meter: Meter, price: int, wait_ns: int, now: Instant) -> Refusal:
     """The refusal by a meter: what would be spent of what there is."""
-    noun = _NOUNS[meter.counts]
+    unit = _unit(meter)
     burst, spent = meter.burst, meter.burst - meter.remaining(now)
-    if meter.window_ns == SECOND:
-        unit = f"{noun} at once, at {meter.limit} {noun}/s,"
-    else:
-        unit = f"{noun}/{_SPANS[meter.window_ns]}"
     if meter.counts == REQUESTS:
         reason = ShedReason.KEY_REQUESTS
     elif wait_ns >= FOREVER and meter.limit:
@@ -255,3 +278,10 @@ def _refused(meter: Meter, price: int, wait_ns: int, now: Instant) -> Refusal:
         reason = ShedReason.KEY_TOKENS
     retry = None if wait_ns >= FOREVER else wait_ns
     return Refusal(reason, retry, burst, spent + price, unit, level=meter.level)
+
+
+def _unit(meter: Meter) -> str:
+    noun = _NOUNS[meter.counts]
+    if meter.window_ns == SECOND:
+        return f"{noun} at once, at {meter.limit} {noun}/s,"
+    return f"{noun}/{_SPANS[meter.window_ns]}"
