@@ -268,3 +268,53 @@ def test_retry_tickets_reserve_places_and_their_secret_is_not_shown() -> None:
     shown = f"{plain(config)} {derived(config)} {config!r}"
     assert "s" * 40 not in shown
     assert plain(config)["admission"]["retry_ticket_secret"] == "***"
+
+
+def test_every_setting_that_can_be_tried_is_built_as_the_acting_one_would_be() -> None:
+    """What is written under `shadow` gives what it would give in its own section: that is what promotes it."""
+    text = """
+        [admission{shadow}]
+        wait_budget_ms = 80
+        late_share = 0.05
+        tail_z = 2.0
+        floor_slots = 1.5
+        fair_share = true
+        retry_budget = true
+        waiting_room = 9
+        waiting_room_s = 20
+        [admission{shadow}.retry]
+        headroom = 0.2
+        share_least = 0.1
+        share_most = 0.8
+        beyond_s = 30
+        [queue{shadow}]
+        depth_limit = 7
+        order = "adaptive"
+        [classes.low{shadow}]
+        hold_back = 0.2
+        floor_share = 0.1
+        [classes.high]
+        priority = 1
+        [[engines]]
+        name = "e"
+        urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+        {engine}
+        balance = "p2c"
+    """
+    beside = loads(text.format(shadow=".shadow", engine="[engines.shadow]"), environment={}).config
+    acting = loads(text.format(shadow="", engine=""), environment={}).config
+    (tried,), (promoted,) = pipeline_config(beside).pools, pipeline_config(acting).pools
+    for name in ("forecast", "fair", "retry", "retry_budget", "waiting_room", "balance", "order", "floors"):
+        assert getattr(tried.shadow, name) == getattr(promoted, name), name
+        if name not in {"fair", "retry_budget"}:  # they are on by default
+            assert getattr(tried.shadow, name) != getattr(tried, name), name
+    assert tried.shadow.hold_backs == (("low", 0.2),)
+    assert acting.classes["low"].hold_back == 0.2
+    assert (tried.tuning.shadow, tried.tuning.shadow_depth) == (FixedDepthConfig(), 7)
+    assert (promoted.tuning.tuner, promoted.depth.depth_limit) == (FixedDepthConfig(), 7)
+    assert promoted.shadow == ShadowConfig()
+
+
+def test_shares_of_returns_must_fit_each_other() -> None:
+    with pytest.raises(ConfigError, match=r"\[admission\] shadow.retry.share_most: is 0.01, below share_least"):
+        loads("[admission.shadow.retry]\nshare_most = 0.01\n", environment={})
