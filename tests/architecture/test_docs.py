@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from forebay.cli import COMMANDS
+from forebay.cli import COMMANDS, group
 from forebay.config.render import tables
 from forebay.core import batching, limits, tuning
 from forebay.core.dispatch import balance
@@ -19,6 +22,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("examples/**/*.md")])
 POLICIES = sorted(path for path in DOCS.glob("policies/*.md") if path.stem != "index")
 ADRS = sorted(DOCS.glob("adr/*.md"))
+CONTEXT = click.Context(group)
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 
 
@@ -60,6 +64,24 @@ def test_commands_that_the_pages_show_exist() -> None:
     for page in PAGES:
         for command in re.findall(r"(?:\$ |`)forebay ([a-z]+)", page.read_text("utf-8")):
             assert command in COMMANDS, f"{name(page)}: forebay {command}"
+
+
+def shown(page: Path) -> Iterator[list[str]]:
+    """The words of every call of `forebay` that stands in a line of a console, or between backticks."""
+    text = page.read_text("utf-8").replace("\\\n", " ")
+    for line in re.findall(r"(?:\$ |`|\$\()(forebay [^`\n]*)", text):
+        yield shlex.split(line.split("  #")[0].replace("'", '"').rstrip(" &)"), comments=False)[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_options_that_the_pages_show_exist(page: Path) -> None:
+    for words in shown(page):
+        command: click.Command = group
+        while isinstance(command, click.Group) and words and (inner := command.get_command(CONTEXT, words[0])):
+            command, words = inner, words[1:]
+        known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+        asked = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)} - {"--help", "--version"}
+        assert asked <= known, f"{command.name} has no {sorted(asked - known)}"
 
 
 def test_every_section_of_the_configuration_is_documented() -> None:
