@@ -50,7 +50,7 @@ def test_the_demo_compares_the_modes_and_writes_its_report(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_demo_leaves_no_process_behind(tmp_path: Path, stop: signal.Signals) -> None:
-    command = [*FOREBAY, "demo", "--engine", "simulated", "--seconds-per-phase", "5", "--out", str(tmp_path)]
+    command = [*FOREBAY, "demo", "--engine", "simulated", "--seconds-per-phase", "1", "--out", str(tmp_path)]
     demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         children = _await_children(demo.pid, count=2)

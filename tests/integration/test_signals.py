@@ -91,10 +91,12 @@ def test_work_that_others_sent_to_an_engine_is_seen_on_its_page(tmp_path: Path) 
     (tmp_path / "b").mkdir()
     with ExitStack() as stack:
         one, two = (stack.enter_context(simulated(tmp_path / name, *flags)) for name in ("a", "b"))
-        gateway = stack.enter_context(serving(config_for(one.url, two.url, slots=16), tmp_path / "gateway"))
         for _ in range(6):
             client = stack.enter_context(RawClient(one.port))
             client.request(chat(stream=True, max_tokens=20_000, ignore_eos=True))
+        # Its first page of an engine counts as it is; what comes later is averaged over ten seconds.
+        eventually(lambda: one.metric("vllm:num_requests_running") == 6, within=10, what="six streams")
+        gateway = stack.enter_context(serving(config_for(one.url, two.url, slots=16), tmp_path / "gateway"))
         eventually(
             lambda: gateway.metric("forebay_others_in_flight", engine="fb/0") == 6, within=30, what="six of others'"
         )

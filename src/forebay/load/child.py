@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -34,15 +36,19 @@ class Child:
         self.url = ""
         # A file, not a pipe: a child that talks much never blocks on a parent that does not read.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from forebay.cli import main; main()", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            # Ctrl-C is for the parent alone: it stops its children in order.
-            start_new_session=True,
-        )
+        with _interrupts_held_back() as interrupted:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", "from forebay.cli import main; main()", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                # Ctrl-C is for the parent alone: it stops its children in order.
+                start_new_session=True,
+            )
+        if interrupted:
+            self.stop()
+            raise KeyboardInterrupt
 
     @property
     def target(self) -> Target:
@@ -106,6 +112,20 @@ class Child:
     def _last_words(self) -> str:
         lines = self._words()[-TAIL_BYTES:].decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"it ended with status {self._process.poll()} and said nothing"
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[list[int]]:
+    """Ctrl-C is noted in here, not obeyed: while a process is being made, nobody holds it yet who could stop it."""
+    seen: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # no other is interrupted
+        yield seen
+        return
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def end_in_order() -> None:
