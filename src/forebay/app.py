@@ -76,8 +76,15 @@ T = TypeVar("T")
 class App:
     """One gateway process: the data port, the admin port, its engines and their probes."""
 
-    def __init__(self, config: Config, read: Callable[[], Loaded] | None = None) -> None:
-        """`read` reads the configuration anew, for a reload; without it there is none."""
+    def __init__(
+        self,
+        config: Config,
+        read: Callable[[], Loaded] | None = None,
+        *,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`read` reads the configuration anew, for a reload; without it there is none. `wall_ns`: ns since 1970."""
+        self._wall_ns = wall_ns
         self.config = config
         self._read = read
         self.url = ""
@@ -323,7 +330,7 @@ class App:
 
         sys.setswitchinterval(SWITCH_S)
         wait = self.config.keys.at_start == "wait"
-        database = await asyncio.to_thread(open_store, url, wait=wait)
+        database = await asyncio.to_thread(open_store, url, wait=wait, wall_ns=self._wall_ns)
         self._stack.callback(database.close)
         return database
 
@@ -349,6 +356,7 @@ class App:
                 waiting_most=ledger.waiting_limit,
             ),
             wait=self.config.keys.at_start == "wait",
+            wall_ns=self._wall_ns,
         )
         self._stack.push_async_callback(asyncio.to_thread, desk.stop)
         return desk
@@ -369,7 +377,7 @@ class App:
         """Tell the core what day it is, now and after the wall clock was set."""
 
         def read() -> None:
-            self.gateway.read_wall(time.time_ns())
+            self.gateway.read_wall(self._wall_ns())
             self._wall_reader = loop.call_later(WALL_S, read)
 
         read()
@@ -501,7 +509,7 @@ class App:
             return None
         from forebay.ingress.stored import StoredKeys
 
-        stored = await StoredKeys.load(database, self.config)
+        stored = await StoredKeys.load(database, self.config, self._wall_ns)
         self._stack.callback(stored.stop)
         return stored
 

@@ -149,7 +149,8 @@ class LedgerMachine(RuleBasedStateMachine):
         """The other one is not heard of in time; it may come back."""
         lost, here = self.journals[gateway], self.journals[1 - gateway]
         self.posting.credits.renew(lost, -1)
-        self.posting.credits.expire(but_of=here)
+        books = self.posting.credits
+        books.expire(here, books.late(here))
         for model in self.model.values():
             model.end(lost)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from forebay.config.schema import Config
 from forebay.ingress.api.keys import KeyEndpoints
@@ -22,22 +23,22 @@ from forebay.live.gateway import Gateway
 class StoredKeys:
     """What a gateway with a store has beside one without."""
 
-    def __init__(self, database: Database, config: Config) -> None:
+    def __init__(self, database: Database, config: Config, wall_ns: Callable[[], int]) -> None:
         self.database = database
         self.keyring = Keyring(config)
         self.keyring.complete = False
         self._store = KeyStore(database, known(config))
-        self._feed = KeyFeed(database, self.keyring, self._changed, self._read)
+        self._feed = KeyFeed(database, self.keyring, self._changed, self._read, lambda: wall_ns() / 1e9)
         self._has_read = False
         self._site: Site
         self._gateway: Gateway
         self._desk: Desk
 
     @classmethod
-    async def load(cls, database: Database, config: Config) -> StoredKeys:
+    async def load(cls, database: Database, config: Config, wall_ns: Callable[[], int] = time.time_ns) -> StoredKeys:
         """Read the keys of a store, without keeping the loop. Raises StoreError, unless the store is not there and the
         configuration says to wait for it."""
-        stored = cls(database, config)
+        stored = cls(database, config, wall_ns)
         try:
             await asyncio.to_thread(stored._feed.load)
             stored._has_read = True

@@ -65,6 +65,8 @@ class Clerk:
         self._wish = 0  # number of the last wish that was sent
         self._renewed_at = time.monotonic()
         self._has_lapsed = False
+        self._lapse_s = lease_ttl_s * LAPSES_AFTER
+        self._late: dict[str, tuple[int, float]] = {}  # journal -> the end of its leases, and since when that is over
         self._tend_at = 0.0
         self._post_at = 0.0
         self._stopping = False
@@ -162,8 +164,20 @@ class Clerk:
         if now >= self._tend_at:
             self._posting.credits.renew(self._journal, int(self._ttl_s * 1000))
             self._renewed_at, self._has_lapsed = now, False
-            self._posting.credits.expire(but_of=self._journal)
+            self._expire(now)
             self._tend_at = now + self._ttl_s / RENEWALS
+
+    def _expire(self, now: float) -> None:
+        """End the leases of the dead. A store's clock that was set forward makes everybody late: only who was not heard
+        of for so long by this machine's own time, too, that it has stopped spending them, is taken for dead."""
+        late = self._posting.credits.late(but_of=self._journal)
+        self._late = {
+            journal: (ends_ms, self._late[journal][1] if self._late.get(journal, (0, 0.0))[0] == ends_ms else now)
+            for journal, ends_ms in late.items()
+        }
+        dead = {name: ends_ms for name, (ends_ms, since) in self._late.items() if now - since > self._lapse_s}
+        if dead:
+            self._posting.credits.expire(self._journal, dead)
 
     def _hold(self) -> None:
         if not self._holding:
@@ -203,7 +217,7 @@ class Clerk:
 
     def _watch_lease(self) -> None:
         """Without renewal the leases end soon, in the eyes of others: what is left of them must not be spent."""
-        if not self._has_lapsed and time.monotonic() - self._renewed_at > self._ttl_s * LAPSES_AFTER:
+        if not self._has_lapsed and time.monotonic() - self._renewed_at > self._lapse_s:
             self._has_lapsed = True
             self._lapsed()
 

@@ -148,12 +148,23 @@ class Credits:
         """Give back what is left of all leases of a gateway that has ended. Returns how many there were."""
         return self._end(connection, _open_of(journal), "released")
 
-    def expire(self, but_of: str) -> int:
-        """End the leases of gateways that were not heard of in time, but not the caller's own. Returns how many."""
-        with self.database.begin() as connection:
-            now = self.database.now_ms(connection)
-            late = (leases.c.state == "open") & (leases.c.expires_ms <= now) & (leases.c.journal != but_of)
-            return self._end(connection, late, "expired")
+    def late(self, but_of: str) -> dict[str, int]:
+        """Gateways that were not heard of in time, by the store's clock, but not the caller: journal -> the end that
+        they were last granted, in ms."""
+        with self.database.read() as connection:
+            late = _late(self.database.now_ms(connection), but_of)
+            wanted = select(leases.c.journal, func.max(leases.c.expires_ms)).where(late).group_by(leases.c.journal)
+            return {journal: int(ends_ms) for journal, ends_ms in connection.execute(wanted)}
+
+    def expire(self, but_of: str, of: Mapping[str, int]) -> int:
+        """End the leases of gateways that are late still, and were not heard of since `late` said so. Returns how
+        many."""
+        ended = 0
+        for journal, ends_ms in of.items():
+            with self.database.begin() as connection:
+                late = _late(self.database.now_ms(connection), but_of) & (leases.c.journal == journal)
+                ended += self._end(connection, late & (leases.c.expires_ms <= ends_ms), "expired")
+        return ended
 
     def _end(self, connection: Connection, which: ColumnElement[bool], state: str) -> int:
         ended = 0
@@ -223,6 +234,10 @@ def _granted(page: Page, holds: Sequence[Hold]) -> dict[str, int]:
 
 def _open_of(journal: str) -> ColumnElement[bool]:
     return (leases.c.journal == journal) & (leases.c.state == "open")
+
+
+def _late(now_ms: int, but_of: str) -> ColumnElement[bool]:
+    return (leases.c.state == "open") & (leases.c.expires_ms <= now_ms) & (leases.c.journal != but_of)
 
 
 def _open_leases(

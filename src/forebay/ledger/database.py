@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, inspect, make_url, text
@@ -40,8 +40,9 @@ class Database:
     Its tables are brought to this version's before its first use; without `migrate` other ones are refused.
     """
 
-    def __init__(self, engine: Engine, *, migrate: bool = True) -> None:
+    def __init__(self, engine: Engine, *, migrate: bool = True, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self.engine = engine
+        self._wall_ns = wall_ns
         self._writing = engine.execution_options(forebay_writes=True)
         self._migrate, self._prepared, self._preparing = migrate, False, threading.Lock()
 
@@ -95,7 +96,7 @@ class Database:
     def now_ms(self, connection: Connection) -> int:
         """The store's own wall clock: gateways with clocks of their own agree on it."""
         if self.embedded:
-            return time.time_ns() // 1_000_000
+            return self._wall_ns() // 1_000_000
         return int(connection.execute(text("SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)")).scalar_one())
 
     def close(self) -> None:
@@ -111,14 +112,16 @@ class Database:
             raise StoreGoneError(f"the store {self.name} does not answer; nothing was changed") from None
 
 
-def open_store(url: str, *, migrate: bool = True, wait: bool = False) -> Database:
+def open_store(
+    url: str, *, migrate: bool = True, wait: bool = False, wall_ns: Callable[[], int] = time.time_ns
+) -> Database:
     """Open the store at `url` and bring its tables to this version's.
 
     `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user@host/database`. Without `migrate`, a store
     that another version made is refused. One that is not there is returned all the same to who will `wait` for it.
-    Raises StoreError with what to do.
+    `wall_ns` is the clock of an embedded store. Raises StoreError with what to do.
     """
-    database = Database(_engine(_parsed(url)), migrate=migrate)
+    database = Database(_engine(_parsed(url)), migrate=migrate, wall_ns=wall_ns)
     try:
         database.prepare()
     except StoreGoneError:

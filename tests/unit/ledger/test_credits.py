@@ -7,6 +7,7 @@ import io
 import json
 import sqlite3
 import threading
+import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -43,6 +44,10 @@ class Gateway:
 
     def end(self) -> None:
         self.posting.finish(self.journal, self.frame, self.frame, Tally())
+
+    def expire(self) -> int:
+        books = self.posting.credits
+        return books.expire(self.journal, books.late(self.journal))
 
 
 def used(key: str, tokens: int) -> Tally:
@@ -201,11 +206,11 @@ def test_the_leases_of_a_gateway_that_never_returns_expire(store: Database) -> N
     lost.hold("k", 60, ttl_ms=0)
     alive.hold("k", 20, ttl_ms=0)
     lost.use("k", 15)
-    assert alive.posting.credits.expire(but_of=alive.journal) == 1
+    assert alive.expire() == 1
     assert has(store, "k") == (65, 20, 15, 0)
     lost.use("k", 5)  # it comes back after all: what it used is taken from what is free
     assert has(store, "k") == (60, 20, 20, 0)
-    assert alive.posting.credits.expire(but_of=alive.journal) == 0
+    assert alive.expire() == 0
 
 
 def test_a_lease_that_was_renewed_does_not_expire(store: Database) -> None:
@@ -213,7 +218,7 @@ def test_a_lease_that_was_renewed_does_not_expire(store: Database) -> None:
     gateway, other = Gateway(store), Gateway(store)
     gateway.hold("k", 60, ttl_ms=0)
     gateway.posting.credits.renew(gateway.journal, TTL_MS)
-    assert other.posting.credits.expire(but_of=other.journal) == 0
+    assert other.expire() == 0
     assert has(store, "k") == (40, 60, 0, 0)
 
 
@@ -266,6 +271,19 @@ def test_an_empty_ledger_is_exported_too(store: Database) -> None:
     assert "".join(export(store, "csv")).startswith("id,key,number,kind,amount")
     with pytest.raises(UsageError, match="choose csv or json"):
         export(store, "xml")  # type: ignore[arg-type]
+
+
+def test_a_gateway_that_was_heard_of_since_it_seemed_late_keeps_its_leases(store: Database) -> None:
+    """Whoever saw it late looks again before it ends anything."""
+    slow, other = Gateway(store), Gateway(store)
+    slow.posting.credits.top_up("k", 100, idempotency="i", actor="ann")
+    slow.posting.credits.hold(slow.journal, 1, [Hold("k", 40, 40)], -1)
+    late = other.posting.credits.late(other.journal)
+    assert set(late) == {slow.journal}
+    slow.posting.credits.renew(slow.journal, 1)
+    time.sleep(0.003)  # late again, and later than was seen
+    assert other.posting.credits.expire(other.journal, late) == 0
+    assert other.expire() == 1
 
 
 def test_use_is_counted_by_day_and_month(store: Database) -> None:
