@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.core.admission.capacity import Capacity
-from forebay.core.admission.retry_after import RetryConfig, RetryLadder, _Calendar
+from forebay.core.admission.retry_after import WHOLE, RetryConfig, RetryLadder, _Calendar
 from forebay.core.admission.returns import Returns
-from forebay.core.instant import FOREVER, SECOND
+from forebay.core.instant import SECOND
 
 
 def ladder(seed: int = 1, **config: Any) -> RetryLadder:
@@ -127,16 +127,26 @@ def test_promises_never_exceed_the_most_that_was_ever_thought_free(
         max_size=200,
     )
 )
-def test_what_was_found_full_is_not_walked_again_and_gives_the_same_places(
-    refusals: list[tuple[int, float, int, int]],
-) -> None:
-    remembers, walks, now = _Calendar(0), _Calendar(0), 0
+def test_a_place_is_where_a_walk_over_all_seconds_finds_it(refusals: list[tuple[int, float, int, int]]) -> None:
+    calendar, given, now = _Calendar(0), dict[int, float](), 0
     for quarters, room, least, span in refusals:
         now += quarters
         present = now // 4
-        walks._none_from = walks._sought = FOREVER  # it knows of nothing, and looks from the first second on
-        asked = room, present, present + 1 + least, present + span
-        assert remembers.take(*asked) == walks.take(*asked)
+        asked = room, present + 1 + least, present + span
+        assert calendar.take(room, present, *asked[1:]) == walk(given, *asked)
+
+
+def walk(given: dict[int, float], room: float, first: int, last: int) -> int | None:
+    """What is left of each second is put together until it makes a place, which is of the last of them."""
+    found = 0.0
+    for second in range(first, last + 1):
+        found += max(0.0, room - given.get(second, 0.0))
+        if found >= WHOLE:
+            for filled in range(first, second + 1):
+                given[filled] = max(room, given.get(filled, 0.0))
+            given[second] -= max(0.0, found - 1.0)
+            return second
+    return None
 
 
 def test_a_flow_that_floods_delays_nobody_else() -> None:

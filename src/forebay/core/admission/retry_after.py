@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from copy import deepcopy
 from dataclasses import dataclass
+from math import ceil
 
 from forebay.core.instant import FOREVER, SECOND, Chance, Instant
 from forebay.core.model import OBEYED_NS
@@ -22,6 +23,7 @@ from forebay.core.model import OBEYED_NS
 FLOWS_MAX = 10_000
 SPAN = 128
 """Seconds that a calendar holds; no library waits for longer."""
+EMPTY = array("d", bytes(8 * SPAN))
 WHOLE = 1.0 - 1e-6
 """Of a place is enough: sums of fractions are not exact."""
 
@@ -49,7 +51,7 @@ class _Calendar:
 
     def __init__(self, present: int) -> None:
         self.last = present  # the latest second of which a place was given
-        self._places = array("d", bytes(8 * SPAN))
+        self._places = array("d", EMPTY)  # from the present on
         self._first = present  # older seconds are forgotten as it moves on
         self._from = present  # no second before it has room
         self._sought = present  # from which second on a place was last looked for
@@ -58,7 +60,8 @@ class _Calendar:
         self._left, self._left_at = 0.0, 0.0  # less than a place, in all of these, at so much room in each
 
     def take(self, room: float, present: int, first: int, last: int) -> int | None:
-        """The second of the first free place from `first` on, at `room` places per second; None: none up to `last`."""
+        """The second of the first free place from `first` on, at `room` places per second; None: none up to `last`,
+        which is less than SPAN after the present."""
         if present > self._first:
             self._forget(present)
         if self._none_from <= first and self._none_to <= last and self._left_most(room, first, last) < WHOLE:
@@ -66,29 +69,46 @@ class _Calendar:
         if room > self._room or first < self._sought:
             self._from = first  # more is possible than was: nearer seconds may have room again
         self._room, self._sought = room, first
-        places = self._places
-        begin = first if first > self._from else self._from
-        while begin <= last and places[begin % SPAN] >= room:
+        places, base, end = self._places, self._first, last + 1 - self._first
+        begin = (first if first > self._from else self._from) - base
+        while begin < end and places[begin] >= room:
             begin += 1
-        self._from = begin
-        found = 0.0
-        for second in range(begin, last + 1):
-            left = room - places[second % SPAN]
+        self._from = begin + base
+        at, found = self._gather(room, begin, end)
+        if at >= end:
+            self._none_from, self._none_to, self._left, self._left_at = first, last, found, room
+            return None
+        if at > begin:
+            full = array("d", [room])
+            places[begin:at] = full * (at - begin) if max(places[begin:at]) <= room else _filled(places[begin:at], room)
+        places[at] = max(room, places[at]) - max(0.0, found - 1.0)
+        if at + base > self.last:
+            self.last = at + base
+        return at + base
+
+    def _gather(self, room: float, begin: int, end: int) -> tuple[int, float]:
+        """By which index a place has come together, of what each has left from `begin` on, and how much has; `end`:
+        not before it."""
+        found, places = 0.0, self._places
+        given = min(end, self.last + 1 - self._first)
+        if begin < given:
+            held = places[begin:given]
+            # Of dozens of seconds each may have a trace left, when a little more became possible: seen in one step.
+            traces = room * len(held) - sum(held) if max(held) <= room else WHOLE
+            if traces < WHOLE:
+                found, begin = traces, given
+        for at in range(begin, given):
+            left = room - places[at]
             if left > 0.0:
                 found += left
                 if found >= WHOLE:
-                    break
-        else:
-            self._none_from, self._none_to, self._left, self._left_at = first, last, found, room
-            return None
-        for filled in range(begin, second):
-            if places[filled % SPAN] < room:
-                places[filled % SPAN] = room
-        taken = places[second % SPAN]
-        places[second % SPAN] = (taken if taken > room else room) - (found - 1.0 if found > 1.0 else 0.0)
-        if second > self.last:
-            self.last = second
-        return second
+                    return at, found
+        given = max(begin, given)
+        if room <= 0.0 or given >= end:
+            return end, found
+        # Nobody was given anything of what comes then.
+        at = given + ceil((WHOLE - found) / room) - 1
+        return (at, found + room * (at + 1 - given)) if at < end else (end, found + room * (end - given))
 
     def _left_most(self, room: float, first: int, last: int) -> float:
         """The most that may be left since none was found, without a look: while all is promised this is asked for
@@ -98,9 +118,15 @@ class _Calendar:
         return self._left + grown + room * (last - max(self._none_to, first - 1))
 
     def _forget(self, present: int) -> None:
-        for past in range(self._first, min(present, self._first + SPAN)):
-            self._places[past % SPAN] = 0.0
+        passed = min(present - self._first, SPAN)
+        del self._places[:passed]
+        self._places.extend(EMPTY[:passed])
         self._first = present
+
+
+def _filled(places: array[float], room: float) -> array[float]:
+    """These, with none below `room`."""
+    return array("d", [max(room, taken) for taken in places])
 
 
 class RetryLadder:
