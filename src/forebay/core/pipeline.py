@@ -364,10 +364,10 @@ class Pipeline:
             hold = ticket.wait_budget_ns = ahead.budget_ns + pool.batcher.linger_ns
         elif ahead.mode is not ticket.mode:  # it has a place in the waiting room
             ticket.mode, hold = ahead.mode, pool.config.waiting_room.hold_ns
-        ticket.expires = now + hold
-        for end in (request.deadline, request.patience):
-            if end is not None and end < ticket.expires:
-                ticket.expires = end
+        expires, deadline, patience = now + hold, request.deadline, request.patience
+        if deadline is not None and deadline < expires:
+            expires = deadline
+        ticket.expires = expires if patience is None or patience > expires else patience
         pool.queue.push(ticket, turn)
         self._exits.queued += 1
         effects: list[Effect] = [Queued(ticket)]

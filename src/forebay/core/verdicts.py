@@ -109,8 +109,8 @@ def wait_verdict(
             before = pool.queue.ahead_of(request, band, turn)
             if forecast.predict_ns(before + 1, forecast.drain_rate(pool.totals.in_flight, now)) <= budget:
                 return ahead
-    limit, actual = max(0, budget) / MILLISECOND, predicted / MILLISECOND
-    return Refusal(QUEUE_WAIT, 0, limit, actual, "ms of predicted wait")
+    limit_ns = budget if budget > 0 else 0
+    return Refusal(QUEUE_WAIT, 0, limit_ns / MILLISECOND, predicted / MILLISECOND, "ms of predicted wait")
 
 
 def last_behind(pool: Pool, request: Request, band: float, turn: float | None) -> Ticket | None:
@@ -147,7 +147,8 @@ def timed(pool: Pool, refusal: Refusal, request: Request, now: Instant) -> Refus
     place: int | None = None  # of the calendar
     if reason in SHARED:
         place = come_back_ns(pool, request, now)
-        retry = max(retry, place)
+        if place > retry:
+            retry = place
     elif reason is ShedReason.WARMING and retry < request.obeys_ns:
         # When the engine is there they would all be, were they told the same.
         place = retry = come_back_ns(pool, request, now, least_ns=retry)
@@ -156,14 +157,16 @@ def timed(pool: Pool, refusal: Refusal, request: Request, now: Instant) -> Refus
     else:
         retry = pool.ladder.spread_ns(retry)
     obeyed = retry <= request.obeys_ns
-    if (budgets := pool.returns.budgets) is not None and request.retries is not None:
+    returns = pool.returns
+    if (budgets := returns.budgets) is not None and request.retries is not None:
         if not request.retries:
             budgets.refused(request.key, now)
         if obeyed:
             budgets.promised(request.key, now + retry, now)
-    reserved = obeyed and retry == place and pool.returns.reserved is not None
-    if reserved and pool.returns.reserved is not None:
-        pool.returns.reserved.promise(now + retry, now)
+    reserved = False
+    if returns.reserved is not None and obeyed and retry == place:
+        returns.reserved.promise(now + retry, now)
+        reserved = True
     return Refusal(reason, retry, refusal.limit, refusal.actual, refusal.unit, obeyed, refusal.level, reserved)
 
 
@@ -175,8 +178,11 @@ def come_back_ns(pool: Pool, request: Request, now: Instant, least_ns: int = 0) 
     returns.refused(request.retries, now)
     if returns.overloaded:
         # Who comes back into the overload, or as soon as it has ended, is refused or keeps a new request out.
-        passed_ns = min(2 * pool.forecast.service_ns, obeys_ns // 4)
-        least_ns = passed_ns if passed_ns > least_ns else least_ns
+        passed_ns, most_ns = 2 * pool.forecast.service_ns, obeys_ns // 4
+        if passed_ns > most_ns:
+            passed_ns = most_ns
+        if passed_ns > least_ns:
+            least_ns = passed_ns
     wait_ns = pool.ladder.next_ns(
         capacity(pool, now),
         now,

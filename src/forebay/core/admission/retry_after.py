@@ -81,7 +81,8 @@ class _Calendar:
         if at > begin:
             full = array("d", [room])
             places[begin:at] = full * (at - begin) if max(places[begin:at]) <= room else _filled(places[begin:at], room)
-        places[at] = max(room, places[at]) - max(0.0, found - 1.0)
+        taken = places[at] if places[at] > room else room
+        places[at] = taken - (found - 1.0) if found > 1.0 else taken
         if at + base > self.last:
             self.last = at + base
         return at + base
