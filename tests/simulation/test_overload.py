@@ -283,7 +283,7 @@ def test_a_world_of_trouble(seed: int) -> None:
 
     for _ in range(100):
         made.at(chance.randrange(10 * SECOND), leave)
-    run(made, 10 * SECOND, check_every=7)
+    run(made, 10 * SECOND, check_every=31)
     for name in ("e0", "e1"):
         made.report(EngineUp(name))
     made.run(60 * SECOND)
