@@ -112,7 +112,7 @@ class Pipeline:
         path = self.budget(request.key).path_for(request.model)
         demand = self.estimator.estimate(request)
         verdict = self._verdict(request, demand, path, path.prices(demand), pool, now)
-        return self._shed(request, verdict, pool, now) if isinstance(verdict, Refusal) else None
+        return self._shed(request, demand, verdict, pool, now) if isinstance(verdict, Refusal) else None
 
     def offer(self, request: Request, now: Instant) -> list[Effect]:
         """Decide a request: refuse it, dispatch it, or queue it."""
@@ -124,7 +124,7 @@ class Pipeline:
         prices = path.prices(demand) if path.limited else FREE
         verdict = self._verdict(request, demand, path, prices, pool, now)
         if isinstance(verdict, Refusal):
-            return [self._shed(request, verdict, pool, now)]
+            return [self._shed(request, demand, verdict, pool, now)]
         self.offered += 1
         if request.holds_place:
             verdicts.take_place(pool, request, now)
@@ -336,7 +336,7 @@ class Pipeline:
         assert pool is not None, "pipeline: offered a request for a model that no pool serves"
         return pool
 
-    def _shed(self, request: Request, refusal: Refusal, pool: Pool, now: Instant) -> Refuse:
+    def _shed(self, request: Request, demand: Demand, refusal: Refusal, pool: Pool, now: Instant) -> Refuse:
         self.offered += 1
         self.outcomes[SHED] += 1
         if request.retries and refusal.reason in verdicts.LOOKED_AT:
@@ -345,7 +345,7 @@ class Pipeline:
         if pool.shadows is None:
             refusal = verdicts.timed(pool, refusal, request, now)
         else:
-            refusal = shadows.refused(pool, request, self.estimator.estimate(request), refusal, now)
+            refusal = shadows.refused(pool, request, demand, refusal, now)
         predicted = int(refusal.actual * MILLISECOND) if refusal.reason is QUEUE_WAIT else 0
         self._observer.shed(request, refusal, predicted)
         return Refuse(request, refusal)

@@ -126,27 +126,27 @@ class Shadows:
         self.wanted = wanted
         self.shadows = tuple(shadows)
         self.counts = counts
-        self._asked: dict[Moment, tuple[Shadow, ...]] = {
-            moment: tuple(one for one in self.shadows if moment in one.moments)
-            for moment in ("offer", "turn", "return")
-        }
+        self.offered = tuple(one for one in self.shadows if "offer" in one.moments)
+        self.turned = tuple(one for one in self.shadows if "turn" in one.moments)
+        self.returned = tuple(one for one in self.shadows if "return" in one.moments)
         self.admitted = tuple(one for one in self.shadows if type(one).admitted is not Shadow.admitted)
         self.waited = tuple(one for one in self.shadows if type(one).waited is not Shadow.waited)
         self.ended = tuple(one for one in self.shadows if type(one).ended is not Shadow.ended)
 
-    def ask(self, case: Case) -> None:
-        """Ask those whose moment this is, count what they say, and leave it with the request."""
-        moment, verdict, counts = case.moment, case.verdict, self.counts
-        reason = verdict.reason if moment == "offer" and isinstance(verdict, Refusal) else None
-        found: list[Said] = []
-        for shadow in self._asked[moment]:
+    def ask(self, shadows: tuple[Shadow, ...], case: Case) -> None:
+        """Ask those whose moment it is, count what they say, and leave it with the request."""
+        verdict, counts = case.verdict, self.counts
+        reason = verdict.reason if case.moment == "offer" and isinstance(verdict, Refusal) else None
+        found: tuple[Said, ...] = ()
+        for shadow in shadows:
             if reason is None or reason in shadow.concerns:
                 said = shadow.judge(case)
                 if said is not None:
-                    found.append(said)
-                    counts[said.policy, said.verdict] = counts.get((said.policy, said.verdict), 0) + 1
+                    found += (said,)
+                    counted = said[:2]
+                    counts[counted] = counts.get(counted, 0) + 1
         if found:
-            case.request.shadow += tuple(found)
+            case.request.shadow += found
 
     def kept(self) -> dict[str, Kept]:
         """What they have learned, by setting."""

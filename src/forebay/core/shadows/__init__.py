@@ -22,7 +22,8 @@ def admitted(shadows: Shadows, ticket: Ticket, verdict: Engine | Outlook, now: I
         mode = verdict.mode
     elif request.holds_place:
         mode = Mode.BACKPRESSURE
-    shadows.ask(Case(request, ticket.demand, mode, verdict, now))
+    if shadows.offered:
+        shadows.ask(shadows.offered, Case(request, ticket.demand, mode, verdict, now))
     engine = verdict if isinstance(verdict, Engine) else None
     for shadow in shadows.admitted:
         shadow.admitted(ticket, engine, now)
@@ -31,10 +32,10 @@ def admitted(shadows: Shadows, ticket: Ticket, verdict: Engine | Outlook, now: I
 def refused(pool: Pool, request: Request, demand: Demand, refusal: Refusal, now: Instant) -> Refusal:
     """It was refused. Returns the refusal with its time to come back."""
     shadows = pool.shadows
-    if shadows is not None:
+    if shadows is not None and shadows.offered:
         holds = request.holds_place and verdicts.holds_place(pool, now)
         mode = Mode.BACKPRESSURE if holds else request.mode or pool.mode
-        shadows.ask(Case(request, demand, mode, refusal, now))
+        shadows.ask(shadows.offered, Case(request, demand, mode, refusal, now))
     refusal = verdicts.timed(pool, refusal, request, now)
     if shadows is not None:
         told(shadows, request, demand, refusal, now)
@@ -43,13 +44,14 @@ def refused(pool: Pool, request: Request, demand: Demand, refusal: Refusal, now:
 
 def told(shadows: Shadows, request: Request, demand: Demand, refusal: Refusal, now: Instant) -> None:
     """It was refused or evicted, and told when to come back."""
-    shadows.ask(Case(request, demand, Mode.HYBRID, refusal, now, "return"))
+    if shadows.returned:
+        shadows.ask(shadows.returned, Case(request, demand, Mode.HYBRID, refusal, now, "return"))
 
 
 def turned(shadows: Shadows, ticket: Ticket, engine: Engine, now: Instant, *, led: bool = False) -> None:
     """One that waited has just been taken out of the queue for an engine; `led` there by the first of its batch."""
-    if not led:
-        shadows.ask(Case(ticket.request, ticket.demand, ticket.mode, engine, now, "turn", ticket))
+    if shadows.turned and not led:
+        shadows.ask(shadows.turned, Case(ticket.request, ticket.demand, ticket.mode, engine, now, "turn", ticket))
     for shadow in shadows.waited:
         shadow.waited(ticket, now, expired=False)
 

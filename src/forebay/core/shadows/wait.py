@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forebay.core import verdicts
-from forebay.core.admission.forecast import WaitForecast
+from forebay.core.admission.forecast import Outlook, WaitForecast
 from forebay.core.admission.shadow import ShadowedForecast
 from forebay.core.dispatch.leases import Engine
 from forebay.core.instant import MILLISECOND, Instant
@@ -25,36 +25,34 @@ class WaitShadow(Shadow):
         self._pool = pool
         self._forecast: WaitForecast = kept.state
         self._said: dict[int, tuple[int, int]] = {}  # predicted wait and budget, by ticket: those that it let in
+        self._ahead: Outlook | None = None  # what it said last; None: it would have refused
         pool.forecast = ShadowedForecast(pool.forecast, self._forecast)
 
     def judge(self, case: Case) -> Said | None:
         """Is the wait that it predicts within its budget, and all else that the acting forecast is held against?"""
         if isinstance(case.verdict, Engine):
             return None
-        pool, forecast = self._pool, self._forecast
-        found = verdicts.wait_verdict(pool, forecast, case.request, case.demand, case.mode, case.now)
-        rate = forecast.drain_rate(pool.in_flight, case.now)
-        limit_ns = forecast.budget_ns(rate, case.request.wait_budget_ns)
-        predicted_ns = forecast.predict_ns(pool.queue.waiting + 1, rate)
-        return compared(
-            "wait_budget", isinstance(case.verdict, Refusal), isinstance(found, Refusal),
-            found.limit if isinstance(found, Refusal) else limit_ns / MILLISECOND, predicted_ns / MILLISECOND,
-            "ms of predicted wait",
-        )  # fmt: skip
+        pool = self._pool
+        found = verdicts.wait_verdict(pool, self._forecast, case.request, case.demand, case.mode, case.now)
+        refuses, unit = isinstance(case.verdict, Refusal), "ms of predicted wait"
+        if isinstance(found, Refusal):
+            self._ahead = None
+            return compared("wait_budget", refuses, True, found.limit, found.actual, unit)
+        self._ahead = found
+        limit_ns = found.budget_ns if case.mode is Mode.HYBRID else pool.config.hold_ns
+        return compared("wait_budget", refuses, False, limit_ns / MILLISECOND, found.predicted_ns / MILLISECOND, unit)
 
     def admitted(self, ticket: Ticket, engine: Engine | None, now: Instant) -> None:
         """Note what it says of one that it would have let wait too."""
-        pool, forecast = self._pool, self._forecast
+        pool, ahead = self._pool, self._ahead
         if ticket.mode is not Mode.HYBRID or ticket.request.holds_place or not pool.up:
             return
-        if engine is not None and pool.single:
-            return
-        rate = forecast.drain_rate(pool.in_flight, now)
-        predicted_ns = forecast.predict_ns(pool.queue.waiting + 1, rate)
-        stricter = any(said.policy == self.policy and said.verdict == "stricter" for said in ticket.request.shadow)
-        if predicted_ns and not stricter:
-            budget_ns = forecast.budget_ns(rate, ticket.request.wait_budget_ns) + pool.batcher.linger_ns
-            self._said[ticket.sequence] = predicted_ns, budget_ns
+        if engine is not None:
+            if pool.single:
+                return
+            ahead = verdicts.outlook(pool, self._forecast, ticket.request, ticket.mode, pool.queue.waiting + 1, now)
+        if ahead is not None and ahead.predicted_ns:
+            self._said[ticket.sequence] = ahead.predicted_ns, ahead.budget_ns + pool.batcher.linger_ns
 
     def waited(self, ticket: Ticket, now: Instant, *, expired: bool) -> None:
         """Learn from that."""
