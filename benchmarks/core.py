@@ -158,6 +158,18 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _threads(ledger: list[dict[str, Any]]) -> list[str]:
+    """What the threads of a ledger spend, of which the loop sees nothing."""
+    idle, *rates = ledger
+    spent = [
+        f"{one:.1f} ms at {row['per_s']:,} requests per second {of} ({1000 * one / row['per_s']:.1f} µs each)"
+        for row in rates
+        for one, of in zip(row["ms"], ("of one key", f"of {core_http.ACTIVE:,} keys in turn"), strict=True)
+    ]
+    quiet = f"The ledger's threads spend {idle['ms'][0]:.1f} ms of CPU a second while nothing is asked"
+    return [f"{quiet}, and more while something is: {', '.join(spent)}."]
+
+
 def _http(result: dict[str, Any]) -> list[str]:
     rows = [[row["title"], *(tables.cell(row[key], 1) for key in ("us", "added_us"))] for row in result["http"]]
     claimed = next(row for row in result["http"] if row["name"] == core_http.CLAIMED)
@@ -170,7 +182,7 @@ def _http(result: dict[str, Any]) -> list[str]:
         *tables.table(["a request, with", "CPU µs", "more than the first"], rows),
         "",
         f"{wanted} {reached}",
-        f"The ledger's threads spend {result['ledger_us']:.1f} µs more per request, of which the loop sees nothing.",
+        *_threads(result["ledger"]),
         f"A key of the store takes {known} of memory, and {called} once it has called (mean over all keys).",
     ]
 
@@ -193,7 +205,7 @@ def main(rounds: int, steps: int, http: bool, json_path: Path | None, dry: bool)
     }
     if http:
         with tempfile.TemporaryDirectory() as folder:
-            result["http"], result["ledger_us"] = core_http.measure(
+            result["http"], result["ledger"] = core_http.measure(
                 rounds, Path(folder), lambda text: click.echo(text, err=True)
             )
             result["memory"] = core_http.memory(Path(folder))

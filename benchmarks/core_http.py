@@ -40,6 +40,9 @@ ACTIVE: Final = 1000
 BLOCK: Final = 2000
 """Requests of one arm in a row."""
 YIELD_EVERY: Final = 50
+THREADS_S: Final = 3.0
+THREADS_PER_S: Final = (500, 5000)
+"""Requests per second at which the ledger's threads are looked at."""
 TARGET_US: Final = 8.0
 FILLED: Final = "filled.db"
 """The store that those of the arms are copies of."""
@@ -321,11 +324,24 @@ async def _gateway(arm: Arm, engine_port: int, folder: Path, known: Secrets) -> 
     return app, line
 
 
-async def _measured(rounds: int, folder: Path, say: Callable[[str], None]) -> tuple[dict[str, list[float]], float]:
+async def _threads_ms(line: Line, per_s: int) -> float:
+    """CPU in ms a second that all threads but the loop's spend, the ledgers', at so many requests per second."""
+    began, spent, sent = time.monotonic(), time.thread_time_ns() - time.process_time_ns(), 0
+    while (elapsed := time.monotonic() - began) < THREADS_S:
+        due = int(elapsed * per_s)
+        await line.run(due - sent)
+        sent = due
+        await asyncio.sleep(0.005)
+    spent += time.process_time_ns() - time.thread_time_ns()
+    return spent / 1e6 / (time.monotonic() - began)
+
+
+async def _measured(
+    rounds: int, folder: Path, say: Callable[[str], None]
+) -> tuple[dict[str, list[float]], list[dict[str, Any]]]:
     engine = await asyncio.start_server(_healthy, "127.0.0.1", 0)
     port = engine.sockets[0].getsockname()[1]
     gateways: dict[Arm, tuple[App, Line]] = {}
-    ledger_ns = 0
     found: dict[str, list[float]] = {arm.name: [] for arm in ARMS}
     try:
         say(f"making a store of {KEYS:,} keys")
@@ -333,8 +349,6 @@ async def _measured(rounds: int, folder: Path, say: Callable[[str], None]) -> tu
         for arm in ARMS:
             gateways[arm] = await _gateway(arm, port, folder, known)
         for number in range(rounds + 1):
-            if number == 1:
-                ledger_ns = time.thread_time_ns() - time.process_time_ns()
             for arm, (_, line) in gateways.items():
                 with _unpriced(arm):
                     if not number:  # each key has called before
@@ -344,20 +358,25 @@ async def _measured(rounds: int, folder: Path, say: Callable[[str], None]) -> tu
                     await line.run(BLOCK)
                     found[arm.name].append((time.thread_time_ns() - before) / BLOCK / 1000)
             say(f"round {number}/{rounds}" if number else "warm")
-        await asyncio.sleep(1.0)  # the last of it is posted
-        ledger_ns += time.process_time_ns() - time.thread_time_ns()
+        await asyncio.sleep(2.0)  # the last of it is posted
+        lines = [next(line for arm, (_, line) in gateways.items() if arm.name == name) for name in ("store", CLAIMED)]
+        idle = await _threads_ms(lines[0], 0)
+        ledger = [
+            {"per_s": per_s, "ms": [await _threads_ms(line, per_s) - idle for line in lines]} for per_s in THREADS_PER_S
+        ]
+        ledger.insert(0, {"per_s": 0, "ms": [idle / sum(arm.stored for arm in ARMS)]})
     finally:
         for app, _ in gateways.values():
             await app.close()
         engine.close()
-    return found, ledger_ns / (rounds * BLOCK * sum(arm.stored for arm in ARMS)) / 1000
+    return found, ledger
 
 
-def measure(rounds: int, folder: Path, say: Callable[[str], None]) -> tuple[list[dict[str, Any]], float]:
+def measure(rounds: int, folder: Path, say: Callable[[str], None]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """CPU µs per request of every arm, and what each adds to the bare one within the same round; and what the threads
-    of the ledger spend per request of an arm with a store."""
+    of a ledger spend by the rate of requests, of one key and of ACTIVE in turn."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found, ledger_us = runner.run(_measured(rounds, folder, say))
+        found, ledger = runner.run(_measured(rounds, folder, say))
     return [
         {
             "name": arm.name,
@@ -366,7 +385,7 @@ def measure(rounds: int, folder: Path, say: Callable[[str], None]) -> tuple[list
             "added_us": _spread(own - bare for own, bare in zip(found[arm.name], found[BARE], strict=True)),
         }
         for arm in ARMS
-    ], ledger_us
+    ], ledger
 
 
 def _spread(values: Iterable[float]) -> dict[str, Any] | None:

@@ -12,27 +12,25 @@ from __future__ import annotations
 
 import http.client
 import json
-import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
 from sqlalchemy import insert, select
 
-from benchmarks import core_http, environment, tables
-from benchmarks.peers import ROOT
+from benchmarks import core_http, environment, publish, tables
 from benchmarks.process import Process, free_port
 from forebay.ledger.database import open_store
 from forebay.ledger.posting import DAY_MS, civil_day
 from forebay.ledger.tables import keys, usage
 
+PAGE: Final = publish.DOCS / "benchmarks.md"
 TARGET_S: Final = 2.0
 CALLS: Final = 200
 """Of as many keys, before each kill: the journal has something to recover."""
@@ -158,25 +156,24 @@ def markdown(result: dict[str, Any]) -> str:
 @click.command(help=__doc__)
 @click.option("--keys", "count", type=click.IntRange(1_000), default=core_http.KEYS, show_default=True)
 @click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Kills of each case.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
-@click.option("--dry", is_flag=True, help="Print only: no results file, documentation left as it is.")
+@publish.json_option
+@publish.dry_option
 def main(count: int, rounds: int, json_path: Path | None, dry: bool) -> None:
     load_before = environment.load_average()
     with tempfile.TemporaryDirectory() as folder:
         cases = measure(Path(folder), count, rounds)
     result = {
         "environment": environment.describe(load_before),
-        "command": shlex.join(["python", "-m", "benchmarks.restart", *sys.argv[1:]]),
+        "command": publish.command("restart", *sys.argv[1:]),
         "rounds_run": rounds,
         "keys": count,
         "cases": cases,
     }
     if json_path is not None or not dry:
-        path = json_path or ROOT / "benchmarks" / "results" / f"restart-{datetime.now(UTC):%Y-%m-%d}.json"
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        publish.write_results("restart", result, json_path)
     click.echo(markdown(result))
     if not dry:
-        tables.write_section("restart", markdown(result))
+        publish.write_sections(PAGE, {"restart": markdown(result)})
 
 
 if __name__ == "__main__":

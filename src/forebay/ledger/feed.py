@@ -24,6 +24,7 @@ from forebay.ledger.keyring import COLUMNS, Keyring, StoredKey
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
+NUMBER = str(select(tables.changes.c.number))  # spelt once: four times a second for as long as the gateway runs
 AT_ONCE, PAUSE_S = 1000, 0.002  # keys that the loop takes in one turn, and the time between two of them
 COMPLAIN_S = 60.0  # between two lines in the log about a store that stays away
 
@@ -121,7 +122,7 @@ class KeyFeed:
 
 
 def _number(connection: Connection) -> int:
-    return int(connection.execute(select(tables.changes.c.number)).scalar_one())
+    return int(connection.exec_driver_sql(NUMBER).scalar_one())
 
 
 def _rows(connection: Connection, which: Any) -> Iterator[tuple[Any, ...]]:
