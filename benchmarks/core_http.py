@@ -26,6 +26,7 @@ import uvloop
 from benchmarks import tables
 from forebay.app import App
 from forebay.config.load import loads
+from forebay.core.admission.estimate import SETTLED
 from forebay.core.model import Demand, Request, Usage
 from forebay.engines.pool import Upstream
 from forebay.ingress.http import peek as peek_module
@@ -73,7 +74,7 @@ OF_GROUPS: Final = "requests_per_minute = 100_000_000, tokens_per_minute = 10_00
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One gateway. `active`: keys that call in turn."""
+    """One gateway. `active`: keys that call in turn, each at least once before the first round."""
 
     name: str
     title: str
@@ -82,6 +83,7 @@ class Arm:
     stored: bool = False
     prepaid: bool = False
     active: int = 1
+    warm: int = 0  # requests before the first round
 
 
 BARE, CLAIMED = "bare", "store, 1,000"
@@ -94,6 +96,8 @@ ARMS: Final = (
     Arm("every", "estimator; nine limits of a key, three each of team, class and all", limits=EVERY),
     Arm("store", f"estimator; {_STORE}: one key calls", limits=USUAL, stored=True),
     Arm(CLAIMED, f"the same: {ACTIVE:,} keys in turn", limits=USUAL, stored=True, active=ACTIVE),
+    Arm("store, learned", f"the same, when each key has had {SETTLED} answers, from which on few teach anything",
+        limits=USUAL, stored=True, active=ACTIVE, warm=ACTIVE * SETTLED),
     Arm("prepaid", "the same: one key that pays with credit", limits=USUAL, stored=True, prepaid=True),
     Arm("store, every", f"the same: {ACTIVE:,} keys in turn, with all those limits", limits=EVERY, stored=True,
         active=ACTIVE),
@@ -352,7 +356,7 @@ async def _measured(
             for arm, (_, line) in gateways.items():
                 with _unpriced(arm):
                     if not number:  # each key has called before
-                        await line.run(max(BLOCK, min(arm.active, 20_000)))
+                        await line.run(max(BLOCK, min(arm.active, 20_000), arm.warm))
                         continue
                     before = time.thread_time_ns()
                     await line.run(BLOCK)
