@@ -20,13 +20,6 @@ REFUSED, TRIES = 12, 80
 
 
 @pytest.fixture
-def backend() -> Iterator[FakeBackend]:
-    made = FakeBackend()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def gateway(backend: FakeBackend, tmp_path: Path) -> Iterator[GatewayProcess]:
     with serving(config_for(backend, slots=1, mode="admission", keys=[key("a")]), tmp_path) as made:
         yield made

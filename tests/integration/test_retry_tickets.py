@@ -36,13 +36,6 @@ def settings(backend: FakeBackend, secret: str = SECRET, *, tickets: bool = True
 
 
 @pytest.fixture
-def backend() -> Iterator[FakeBackend]:
-    made = FakeBackend()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def gateway(backend: FakeBackend, tmp_path: Path) -> Iterator[GatewayProcess]:
     with serving(settings(backend), tmp_path) as made:
         yield made

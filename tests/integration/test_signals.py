@@ -72,13 +72,6 @@ def exporter() -> Iterator[Exporter]:
     made.close()
 
 
-@pytest.fixture
-def backend() -> Iterator[FakeBackend]:
-    made = FakeBackend()
-    yield made
-    made.close()
-
-
 def status(gateway: GatewayProcess) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(gateway.admin("/api/v1/status"))
     return found
