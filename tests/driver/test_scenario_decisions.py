@@ -190,7 +190,8 @@ def test_with_a_depth_that_is_tuned_too(tuner: str) -> None:
 
 SHADOWS = {
     "tuner": 'shadow = "stepwise"\ninterval_s = 2',
-    "tried": "wait_budget_ms = 400\nfair_share = true",
+    "tried": "wait_budget_ms = 400\nlate_share = 0.1\nfair_share = true\nretry_budget = true\nwaiting_room = 3\n"
+    "retry = { headroom = 0.5 }\n[queue.shadow]\norder = 'adaptive'\n[classes.first.shadow]\nhold_back = 0.3",
     "shadow": ', shadow = { kind = "guarded", kv_tokens = 60000 }',
 }
 
@@ -203,7 +204,8 @@ def test_settings_in_shadow_change_no_decision(window: str) -> None:
     assert shadows[0] is not None
     assert shadows[1] is not None
     assert shadows[0].counts == shadows[1].counts
-    assert {policy for policy, _ in shadows[0].counts} == {"window", "depth", "wait_budget", "fair_share"}
+    always = {"window", "depth", "wait_budget", "fair_share", "hold_back", "retry_after", "order"}
+    assert always <= {policy for policy, _ in shadows[0].counts} <= {*always, "retry_budget", "waiting_room"}
     plain: list[str] = []
     Simulation(scenario("hybrid", 5, window, tuner="interval_s = 2"), decisions=plain).run()
     beside: list[str] = []

@@ -92,3 +92,39 @@ def test_a_window_is_tried_in_shadow_and_promoted_while_requests_run(
             reload({"kind": "fixed", "limit": 3})
             assert gateway.gauges() == (6, 0), "and nobody out"
     gateway.settles()
+
+
+def test_everything_is_tried_in_shadow_while_requests_run(backend: FakeBackend, start_gateway: StartGateway) -> None:
+    """Every setting that has a shadow, put in by a reload: each says something of what comes, and nobody feels it."""
+    config = config_for(backend, slots=1, mode="hybrid")
+    config["admission"]["wait_budget_ms"] = 20_000
+    gateway = start_gateway(config)
+    config["admission"]["shadow"] = {
+        "wait_budget_ms": 5, "late_share": 0.2, "retry_budget": True, "retry": {"headroom": 0.5}, "waiting_room": 3,
+    }  # fmt: skip
+    config["queue"] = {**config.get("queue", {}), "shadow": {"depth_limit": 1, "order": "adaptive"}}
+    config["classes"] = {"default": {"shadow": {"hold_back": 0.5, "floor_share": 0.1}}}
+    config["engines"][0]["shadow"] = {"balance": "affinity"}
+    gateway.config_file.write_text(to_toml(config))
+    assert post(gateway, "/api/v1/config/reload") == (200, {"reloaded": True, "warnings": []})
+
+    def told(policy: str) -> float:
+        lines = gateway.admin("/metrics").decode().splitlines()
+        mine = [line for line in lines if "shadow_decisions_total{" in line and f'policy="{policy}"' in line]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in mine)
+
+    backend.script = scripts.silent
+    with Crowd(gateway.port, 4) as crowd:
+        for number in range(4):
+            crowd.send(number, wire(chat()))
+        eventually(lambda: gateway.gauges() == (1, 3))
+        assert told("depth") == 3, "of each that waits"
+        assert told("wait_budget") == 3
+        assert told("hold_back") == 1, "of the one that found a place"
+        found = json.loads(gateway.admin("/api/v1/snapshot"))["pools"][0]["shadow_decisions"]
+        assert found["depth"] == {"same": 1, "stricter": 2}
+        del config["queue"]["shadow"], config["admission"]["shadow"], config["classes"], config["engines"][0]["shadow"]
+        gateway.config_file.write_text(to_toml(config))
+        assert post(gateway, "/api/v1/config/reload")[0] == 200
+        assert gateway.gauges() == (1, 3), "nobody was let in or out"
+    gateway.settles()

@@ -165,9 +165,9 @@ class Pool:
 
     @property
     def prefix_bytes(self) -> int:
-        """Of a body, whose hash its balancer wants to know, or the one in shadow; 0: none."""
-        tried = None if self.shadows is None else self.shadows.kept().get("balance")
-        return self.balancer.prefix_bytes or (0 if tried is None else tried.state.prefix_bytes)
+        """Of a body, whose hash its balancer wants to know, or else one in shadow; 0: none."""
+        own = self.balancer.prefix_bytes
+        return own if own or self.shadows is None else self.shadows.prefix_bytes
 
     def has_room(self, tokens: int, now: Instant) -> bool:
         """Has any engine room for so many expected tokens?"""

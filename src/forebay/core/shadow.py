@@ -97,6 +97,8 @@ class Shadow:
     moments: ClassVar[tuple[Moment, ...]] = ("offer",)
     concerns: ClassVar[frozenset[ShedReason]] = frozenset()
     """Refusals of an offer after which the question still stands: by what it is beside, or by what is asked later."""
+    prefix_bytes: int = 0
+    """Of a body, whose hash it wants to know of every request."""
 
     def __init__(self, kept: Kept) -> None:
         self.kept = kept
@@ -126,6 +128,7 @@ class Shadows:
         self.wanted = wanted
         self.shadows = tuple(shadows)
         self.counts = counts
+        self.prefix_bytes = max((one.prefix_bytes for one in self.shadows), default=0)
         self.offered = tuple(one for one in self.shadows if "offer" in one.moments)
         self.turned = tuple(one for one in self.shadows if "turn" in one.moments)
         self.returned = tuple(one for one in self.shadows if "return" in one.moments)

@@ -19,6 +19,7 @@ class BalanceShadow(Shadow):
         super().__init__(kept)
         self._pool = pool
         self._balancer: Balancer = kept.state
+        self.prefix_bytes = self._balancer.prefix_bytes
 
     def judge(self, case: Case) -> Said | None:
         """Which engine would it have chosen?"""
