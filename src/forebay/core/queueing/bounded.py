@@ -210,7 +210,9 @@ class FairQueue:
             self._uneven = False
             self._expiries.clear()
             self._arrivals.clear()
-        elif len(self._expiries) + len(self._arrivals) > 5 * waiting + LEFTOVERS_MAX:
+            return
+        self.first_arrived()  # those that left before it go
+        if len(self._expiries) + len(self._arrivals) > 5 * waiting + LEFTOVERS_MAX:
             # Each may hold leftovers that never surface, behind a ticket that waits for long.
             self._sweep(ticket)
 
