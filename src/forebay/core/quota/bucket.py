@@ -7,8 +7,17 @@ The theoretical arrival time `tat` is when the bucket would be full again. A cos
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from forebay.core.instant import FOREVER, Instant
 from forebay.core.quota.terms import REQUESTS
+
+
+@lru_cache(maxsize=1024)
+def _spans(burst: int, window_ns: int) -> tuple[int, int]:
+    """The span, and the most that `tat` may be ahead: what is owed is at most one burst, for an engine that reports
+    absurd usage must not lock its caller out for years. Thousands of keys with the same limit hold the same numbers."""
+    return burst * window_ns, 2 * burst * window_ns
 
 
 class Bucket:
@@ -31,9 +40,8 @@ class Bucket:
         self.burst = (limit if burst is None else burst) if limit else 0
         # Spans and `tat` are in nanoseconds times limit: every price is then a whole number, and a burst spent in small
         # coins is worth exactly as much as one spent at once.
-        self.span = self.burst * self.window_ns if limit else -1  # so that not even what costs nothing fits
-        # What is owed is at most one burst: an engine that reports absurd usage must not lock its caller out for years.
-        self.most_owed = 2 * self.burst * self.window_ns
+        span, self.most_owed = _spans(self.burst, self.window_ns)
+        self.span = span if limit else -1  # so that not even what costs nothing fits
 
     def relimit(self, limit: int, burst: int | None, now: Instant) -> None:
         """Take another limit. What was spent stays spent: a reload refills no bucket."""

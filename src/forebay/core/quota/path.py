@@ -62,15 +62,16 @@ class Path:
         self.levels = levels  # the key's own first
         self.model = model  # whose days are counted apart; "": no model's
         self.credit = credit
-        self._places = tuple(level for level in levels if level.concurrency is not None)
+        places = tuple(level for level in levels if level.concurrency is not None)
+        self._places = levels if len(places) == len(levels) else places  # one tuple less to fetch
         meters = [meter for level in levels for meter in level.meters]
         buckets = [meter for meter in meters if isinstance(meter, Bucket)]
         self._requests = tuple(bucket for bucket in buckets if bucket.counts == REQUESTS)
         self._rates = tuple(bucket for bucket in buckets if bucket.counts != REQUESTS)
         self._quotas = tuple(meter for meter in meters if isinstance(meter, CalendarQuota))
         self._buckets = self._requests + self._rates
-        self._meters: tuple[Meter, ...] = (*self._buckets, *self._quotas)
-        self._tokens: tuple[Meter, ...] = (*self._rates, *self._quotas)
+        self._meters: tuple[Meter, ...] = self._buckets + self._quotas
+        self._tokens: tuple[Meter, ...] = self._rates + self._quotas
         self._bursts = _smallest_bursts(self._tokens) if self._tokens else _UNBOUNDED
         self.metered = bool(self._tokens) or credit is not None
         self.limited = bool(self._meters or self._places) or credit is not None
@@ -108,14 +109,16 @@ class Path:
         for level in self._places:
             if level.concurrency is not None and level.open >= level.concurrency:
                 return False
+        for quota in self._quotas:
+            if quota.wait_ns(prices[TOKENS], now):
+                return False
         for bucket in self._buckets:
             at, tat = now * bucket.limit, bucket.tat
-            if tat < at:
-                tat = at
-            bucket.due = tat = tat + prices[bucket.counts] * bucket.window_ns
-            if tat - at > bucket.span:
+            due = (tat if tat > at else at) + prices[bucket.counts] * bucket.window_ns
+            if due - at > bucket.span:
                 return False
-        return not self._quotas or all(not quota.wait_ns(prices[TOKENS], now) for quota in self._quotas)
+            bucket.due = due
+        return True
 
     def _refusal(self, prices: Prices, service_ns: int, now: Instant) -> Refusal | None:
         credit = self.credit
