@@ -47,12 +47,12 @@ class Exits:
 
     def leave_queue(self, ticket: Ticket, pool: Pool) -> None:
         """Take out one that waits and will not be served; its outcome is to follow."""
-        pool.queue.remove(ticket)
+        pool.line(ticket).remove(ticket)
         self.queued -= 1
 
     def expire(self, pool: Pool, now: Instant, effects: list[Effect]) -> None:
         """Evict those that have waited as long as they may."""
-        while (ticket := pool.queue.expired(now)) is not None:
+        while (ticket := pool.queue.expired(now) or pool.returning.expired(now)) is not None:
             self.leave_queue(ticket, pool)
             if ticket.wait_budget_ns and ticket.predicted_wait_ns and not ticket.redispatched:
                 waited = max(now - ticket.arrived, ticket.wait_budget_ns + 1)
@@ -64,7 +64,7 @@ class Exits:
     def evict_all(self, pool: Pool, reason: EvictReason, now: Instant, effects: list[Effect]) -> None:
         """Evict all that wait. Those in backpressure mode may not be dropped for an engine that is away."""
         held: list[Ticket] = []
-        while (ticket := pool.queue.head()) is not None:
+        while (ticket := pool.queue.head() or pool.returning.head()) is not None:
             self.leave_queue(ticket, pool)
             if reason is EvictReason.NO_ENGINE and ticket.mode is BACKPRESSURE:
                 ticket.state = IN_FLIGHT  # out of the heaps while they are walked

@@ -185,6 +185,7 @@ class Ticket(msgspec.Struct, eq=False):
     start_tag: float = 0.0
     turn: int = 0  # which of the queue's turns it has
     redispatched: bool = False
+    gives_way: bool = False  # a return that waits for what new requests leave, in a line of its own
     lease: Lease | None = None
     dispatched: Instant = 0
     first_token: Instant = 0

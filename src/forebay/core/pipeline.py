@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from forebay.core import depths, picture, shadows, verdicts
+from forebay.core import depths, picture, returning, shadows, verdicts
 from forebay.core.admission.estimate import DemandEstimator, EstimateConfig
 from forebay.core.admission.forecast import Outlook
 from forebay.core.dispatch.leases import Engine
@@ -213,7 +213,7 @@ class Pipeline:
             if 0 < engine.view_at <= now:
                 engine.show(pool.queue.waiting > 0, now)
         for pool in self.pools:
-            if pool.queue.waiting:
+            if pool.waiting:
                 self._exits.expire(pool, now, effects)
                 self._pump(pool, now, effects)
         return effects
@@ -227,7 +227,7 @@ class Pipeline:
         if not self._exits.queued:
             return soonest
         for pool in self.pools:
-            if pool.queue.waiting:
+            if pool.waiting:
                 for at in pool.wakeups(now):
                     if soonest is None or at < soonest:
                         soonest = at
@@ -308,6 +308,8 @@ class Pipeline:
             excess_ns = fair.excess_ns(request.flow or request.key, request.weight, now)
             if excess_ns and (engine is None or waiting or pool.free(now) <= fair.reserve(pool.places)):
                 return Refusal(ShedReason.KEY_SHARE, excess_ns)
+        if request.retries and not holds and returning.gives_way(pool, request, mode, now):
+            return returning.verdict(pool, request, demand, now)
         if engine is not None and not pool.held_back(request, now):
             return engine  # it leaves at once, or with the batch that is forming
         if mode is not BACKPRESSURE:
@@ -320,9 +322,11 @@ class Pipeline:
                 mode = BACKPRESSURE
         if holds:
             mode = BACKPRESSURE  # it was promised a place: it may wait for it, whatever is predicted
+        line = pool.returning
+        tokens, size = queue.tokens + line.tokens, queue.bytes + line.bytes
         full = waiting >= pool.depth.depth_limit
         places = pool.depth.depth_limit - 1 if full and verdicts.makes_way(pool, request, mode) else waiting
-        refusal = pool.depth.check(request, demand, mode, waiting=places, tokens=queue.tokens, size=queue.bytes)
+        refusal = pool.depth.check(request, demand, mode, waiting=places, tokens=tokens, size=size)
         return refusal or verdicts.wait_verdict(pool, pool.forecast, request, demand, mode, now)
 
     # ---- the changes -----------------------------------------------------------------------------------------
@@ -350,7 +354,18 @@ class Pipeline:
         self._observer.shed(request, refusal, predicted)
         return Refuse(request, refusal)
 
+    def _line_up(self, ticket: Ticket, ahead: Outlook, pool: Pool, now: Instant) -> list[Effect]:
+        """It came back, and waits for what new requests leave."""
+        ticket.gives_way = ticket.met_queue = True
+        ticket.wait_budget_ns = ahead.budget_ns
+        ticket.expires = now + ahead.budget_ns
+        pool.returning.push(ticket)
+        self._exits.queued += 1
+        return [Queued(ticket)]
+
     def _enqueue(self, ticket: Ticket, ahead: Outlook, pool: Pool, turn: float | None, now: Instant) -> list[Effect]:
+        if ahead.gives_way:
+            return self._line_up(ticket, ahead, pool, now)
         request, hold = ticket.request, pool.config.hold_ns
         ticket.predicted_wait_ns = ahead.predicted_ns
         ticket.met_queue = True
@@ -413,6 +428,21 @@ class Pipeline:
                 effects.append(Dispatch((self._dispatch(head, engine, None, now),)))
             else:
                 effects.append(Dispatch(tuple(self._dispatch_batch(pool, engine, now))))
+        if pool.returning.waiting:
+            self._take_returns(pool, now, effects)
+
+    def _take_returns(self, pool: Pool, now: Instant, effects: list[Effect]) -> None:
+        """Dispatch those who came back for as long as new requests leave something."""
+        line = pool.returning
+        while line.waiting:
+            self._exits.expire(pool, now, effects)
+            head = line.head()
+            engine = None if head is None else returning.spare(pool, head.request, head.demand.tokens, now)
+            if head is None or engine is None:
+                return
+            line.pop(now)
+            self._exits.queued -= 1
+            effects.append(Dispatch((self._dispatch(head, engine, None, now),)))
 
     def _dispatch_batch(self, pool: Pool, engine: Engine, now: Instant) -> Iterable[Lease]:
         queue, batcher = pool.queue, pool.batcher
@@ -511,7 +541,7 @@ class Pipeline:
         ticket.redispatched = True
         if not ticket.expires:
             ticket.expires = ticket.arrived + pool.config.hold_ns
-        ticket.met_queue = True
+        ticket.met_queue, ticket.gives_way = True, False
         pool.queue.push_back(ticket)
         self._exits.queued += 1
 

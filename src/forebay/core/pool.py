@@ -32,7 +32,7 @@ from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits import LimitConfig
 from forebay.core.limits.fixed import FixedConfig
 from forebay.core.limits.shadow import shadowed, succeeded
-from forebay.core.model import HYBRID, EngineSignal, Mode, Request
+from forebay.core.model import HYBRID, EngineSignal, Mode, Request, Ticket
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.queueing.floor import FloorShare
 from forebay.core.queueing.ordering import OrderConfig, standing
@@ -82,6 +82,8 @@ class Pool:
         self._chance = chance
         self.mode = config.mode
         self.queue = FairQueue(config.order)
+        self.returning = FairQueue(None)
+        """Those that came back and give way to new requests: they wait for what these leave."""
         self.floor = FloorShare(dict(config.floors)) if config.floors else None
         self.depth = DepthGate(config.depth)
         self.forecast = WaitForecast(config.forecast)
@@ -195,6 +197,15 @@ class Pool:
         """Places that are free on engines that may be given work."""
         return sum(e.window(now) - e.places for e in self.engines if e.has_room(0, now))
 
+    def line(self, ticket: Ticket) -> FairQueue:
+        """Where this ticket waits."""
+        return self.returning if ticket.gives_way else self.queue
+
+    @property
+    def waiting(self) -> int:
+        """Tickets that wait, returns included."""
+        return self.queue.waiting + self.returning.waiting
+
     def held_back(self, request: Request, now: Instant) -> bool:
         """Must it leave what is free to the classes above it?"""
         if request.hold_back <= 0.0 or self.free(now) > request.hold_back * self.places:
@@ -232,10 +243,10 @@ class Pool:
         return at if expiry is None or at < expiry - LAST_CALL_NS else expiry - LAST_CALL_NS
 
     def wakeups(self, now: Instant) -> Iterator[Instant]:
-        """The instants at which time alone changes something; the queue must not be empty."""
-        expiry = self.queue.next_expiry()
-        if expiry is not None:
-            yield expiry
+        """The instants at which time alone changes something; somebody must wait."""
+        for line in (self.queue, self.returning):
+            if (expiry := line.next_expiry()) is not None:
+                yield expiry
         for engine in self.engines:
             if engine.health.ejected_until > now and engine.health.readiness is UP:
                 yield engine.health.ejected_until

@@ -35,7 +35,7 @@ def check_invariants(pipeline: Pipeline, now: Instant) -> None:
         snapshot.offered == ended + snapshot.queued + snapshot.in_flight,
         f"offered {snapshot.offered} != ended {ended} + queued {snapshot.queued} + in flight {snapshot.in_flight}",
     )
-    waiting = sum(len(pool.queue) for pool in pipeline.pools)
+    waiting = sum(pool.waiting for pool in pipeline.pools)
     running = sum(pool.in_flight for pool in pipeline.pools)
     _hold(1, waiting == snapshot.queued, f"queues hold {waiting}, the pipeline counts {snapshot.queued}")
     _hold(1, running == snapshot.in_flight, f"engines hold {running}, the pipeline counts {snapshot.in_flight}")
@@ -152,7 +152,7 @@ def _check_no_idle_engine(pool: Pool, now: Instant) -> None:
 
 def _check_wakeup(pipeline: Pipeline, now: Instant) -> None:
     at = pipeline.next_wakeup(now)
-    waiting = any(len(pool.queue) for pool in pipeline.pools)
+    waiting = any(pool.waiting for pool in pipeline.pools)
     waiting = waiting or any(e.in_flight and e.limit.interval_ns for _, e in pipeline.learning)
     waiting = waiting or any(pool.tuning.looking and not pool.tuning.resting for pool in pipeline.pools)
     _hold(11, (at is not None) == waiting, f"{'tickets wait' if waiting else 'nothing waits'}, next wakeup is {at}")

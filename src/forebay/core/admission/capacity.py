@@ -14,8 +14,10 @@ from math import exp
 
 from forebay.core.instant import SECOND, Instant
 
-KEPT_NS = 10 * SECOND
+KEPT_NS = 4 * SECOND
 """Time constant of the figure while it moves."""
+SETTLED = 3
+"""Times of a request that a pool was full, after which what ends was begun at the load of a full one."""
 APART_NS = 2 * SECOND
 """A pool that was not looked at for so long may have been anything but full meanwhile."""
 
@@ -50,13 +52,15 @@ class Capacity:
             return self.rate or shown
         if not self._full_since or now - self._looked_at > APART_NS:
             self._full_since = now
-        if now - self._full_since > service_ns and drain_rate:
+        if now - self._full_since > SETTLED * service_ns and drain_rate:
             seen = drain_rate
         elif said := paced():
             seen = said
         else:
             seen = max(shown, (shown * shown * places * SECOND / service_ns) ** (1 / 3)) if service_ns else shown
-        keep = exp(-(now - self._looked_at) / KEPT_NS) if self.rate else 0.0
+        if not self.rate:
+            self.rate, self._looked_at = shown or seen, now
+        keep = exp(-(now - self._looked_at) / KEPT_NS)
         self.rate = keep * self.rate + (1.0 - keep) * seen
         self._looked_at = now
         return self.rate

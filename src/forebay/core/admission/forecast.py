@@ -56,6 +56,7 @@ class Outlook(msgspec.Struct, frozen=True, gc=False):
     mode: Mode  # in which it waits; that of the waiting room is backpressure
     predicted_ns: int  # as the last in line
     budget_ns: int = 0  # the wait budget in force; 0 where none is kept
+    gives_way: bool = False  # a return, that waits for what new requests leave
 
 
 class WaitForecast:

@@ -40,6 +40,9 @@ class RetryConfig:
     margin_ns: int = 5 * SECOND  # that a promise stays below what the caller's library keeps to
     beyond_ns: int = 60 * SECOND  # those who get no place are told a time up to so much beyond what is kept to
     probe_interval_ns: int = SECOND  # after which an engine that is away may be back
+    hold_ns: int = 6 * SECOND  # that who came back may wait for what new requests leave
+    spare_places: float = 0.15  # of the places stay free when such a one is let in
+    spare_prompts: float = 0.3  # of the prompts that an engine may have before it, at most when one is let in
 
 
 class _Calendar:
@@ -59,9 +62,13 @@ class _Calendar:
         self._none_from, self._none_to = FOREVER, 0  # between which seconds no place was found, when last none was
         self._left, self._left_at = 0.0, 0.0  # less than a place, in all of these, at so much room in each
 
-    def take(self, room: float, present: int, first: int, last: int) -> int | None:
+    def take(self, room: float, present: int, first: int, last: int, drawn: float) -> int | None:
         """The second of the first free place from `first` on, at `room` places per second; None: none up to `last`,
-        which is less than SPAN after the present."""
+        which is less than SPAN after the present.
+
+        A place that several seconds make up together is in any of them, by `drawn` of 1: when the room grows by a
+        little again and again, all these places would else be in the last second that there is.
+        """
         if present > self._first:
             self._forget(present)
         if self._none_from <= first and self._none_to <= last and self._left_most(room, first, last) < WHOLE:
@@ -85,7 +92,7 @@ class _Calendar:
         places[at] = taken - (found - 1.0) if found > 1.0 else taken
         if at + base > self.last:
             self.last = at + base
-        return at + base
+        return base + begin + int(drawn * (at + 1 - begin))
 
     def _gather(self, room: float, begin: int, end: int) -> tuple[int, float]:
         """By which index a place has come together, of what each has left from `begin` on, and how much has; `end`:
@@ -181,7 +188,7 @@ class RetryLadder:
         last = (now + obeys_ns - config.margin_ns) // SECOND - 1
         if last >= present + SPAN:
             last = present + SPAN - 1
-        second = self._calendar(flow, present).take(room, present, first, last)
+        second = self._calendar(flow, present).take(room, present, first, last, self.chance.random())
         if second is None:
             return obeys_ns + SECOND + int(config.beyond_ns * self.chance.random())
         return second * SECOND + int(SECOND * self.chance.random()) - now

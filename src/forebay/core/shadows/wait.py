@@ -45,7 +45,7 @@ class WaitShadow(Shadow):
     def admitted(self, ticket: Ticket, engine: Engine | None, now: Instant) -> None:
         """Note what it says of one that it would have let wait too."""
         pool, ahead = self._pool, self._ahead
-        if ticket.mode is not Mode.HYBRID or ticket.request.holds_place or not pool.up:
+        if ticket.mode is not Mode.HYBRID or ticket.request.holds_place or ticket.gives_way or not pool.up:
             return
         if engine is not None:
             if pool.single:
