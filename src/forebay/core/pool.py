@@ -82,8 +82,7 @@ class Pool:
         self._chance = chance
         self.mode = config.mode
         self.queue = FairQueue(config.order)
-        self.returning = FairQueue(None)
-        """Those that came back and give way to new requests: they wait for what these leave."""
+        self.returning = FairQueue(config.order)  # those that came back, and give way to new requests
         self.floor = FloorShare(dict(config.floors)) if config.floors else None
         self.depth = DepthGate(config.depth)
         self.forecast = WaitForecast(config.forecast)
@@ -203,7 +202,7 @@ class Pool:
 
     @property
     def waiting(self) -> int:
-        """Tickets that wait, returns included."""
+        """All that wait."""
         return self.queue.waiting + self.returning.waiting
 
     def held_back(self, request: Request, now: Instant) -> bool:

@@ -16,6 +16,14 @@ from forebay.core.admission.returns import Returns
 from forebay.core.instant import SECOND
 
 
+class Latest(Random):
+    """Always the latest of what may be drawn."""
+
+    def random(self) -> float:
+        """As near to one as there is."""
+        return 1.0 - 2**-53
+
+
 def ladder(seed: int = 1, **config: Any) -> RetryLadder:
     return RetryLadder(RetryConfig(**config), Random(seed))
 
@@ -80,6 +88,19 @@ def test_nearer_seconds_have_places_again_once_more_can_be_served() -> None:
     assert min(waits) < 2 * SECOND
 
 
+def test_what_a_little_more_brings_is_spread_over_all_seconds() -> None:
+    made = ladder(headroom=0.0)
+    while made.next_ns(10.0, 0, usual_rate=9.0) <= 55 * SECOND:
+        pass
+    due = Counter[int]()
+    for step in range(2_000):
+        if (wait := made.next_ns(10.0 + step / 1_000, 0, usual_rate=9.0)) <= 55 * SECOND:
+            due[wait // SECOND] += 1
+    assert due.total() == pytest.approx(54 * 2, abs=2)
+    assert max(due.values()) <= 8, "two in each second, on average"
+    assert sum(second * count for second, count in due.items()) / due.total() == pytest.approx(27.5, abs=5)
+
+
 def test_nobody_is_told_to_come_into_the_overload() -> None:
     made = ladder()
     assert made.next_ns(100.0, 0, least_ns=7 * SECOND) >= 7 * SECOND
@@ -104,7 +125,7 @@ def test_when_some_stay_away_more_are_told_to_come() -> None:
 def test_promises_never_exceed_the_most_that_was_ever_thought_free(
     refusals: list[tuple[int, float, float, int]],
 ) -> None:
-    made, now, due, most = ladder(), 0, Counter[int](), 0.0
+    made, now, due, most = RetryLadder(RetryConfig(), Latest()), 0, Counter[int](), 0.0
     for passed, rate, usual, least_ns in refusals:
         now += passed
         most = max(most, max(0.02, min(0.95, 0.94 - usual)) * rate)
@@ -133,7 +154,7 @@ def test_a_place_is_where_a_walk_over_all_seconds_finds_it(refusals: list[tuple[
         now += quarters
         present = now // 4
         asked = room, present + 1 + least, present + span
-        assert calendar.take(room, present, *asked[1:]) == walk(given, *asked)
+        assert calendar.take(room, present, *asked[1:], Latest().random()) == walk(given, *asked)
 
 
 def walk(given: dict[int, float], room: float, first: int, last: int) -> int | None:
@@ -188,12 +209,12 @@ def test_before_it_was_ever_full_the_capacity_is_the_most_it_has_shown() -> None
 
 def test_the_pace_of_streams_says_ahead_what_a_pool_will_serve() -> None:
     capacity = Capacity()
-    assert look(capacity, 10, paced=40.0, drain_rate=8.0) == 40.0
-    for at_s in range(11, 15):
-        assert look(capacity, at_s, paced=40.0, drain_rate=8.0) == pytest.approx(40.0)
-    assert look(capacity, 400, full=False, paced=90.0, drain_rate=8.0) == pytest.approx(40.0), (
-        "an emptier pool is faster"
-    )
+    assert look(capacity, 10, paced=90.0, drain_rate=8.0) == 8.0, "the pace is that of an emptier pool"
+    seen = [look(capacity, at_s, paced=40.0, drain_rate=8.0) for at_s in range(11, 25)]
+    assert seen == sorted(seen)
+    assert seen[-1] == pytest.approx(40.0, rel=0.05)
+    assert look(capacity, 400, full=False, paced=90.0, drain_rate=8.0) == seen[-1], "an emptier pool is faster"
+    assert look(capacity, 401, paced=90.0, drain_rate=8.0) == seen[-1], "nor is the next overload believed at once"
 
 
 def test_a_pool_that_was_full_for_long_enough_has_shown_it() -> None:
@@ -204,8 +225,9 @@ def test_a_pool_that_was_full_for_long_enough_has_shown_it() -> None:
 
 
 def test_without_a_pace_it_lies_between_what_was_shown_and_what_the_places_would_give() -> None:
-    seen = look(Capacity(), 10, drain_rate=10.0, best_rate=12.0)
-    assert 12.0 < seen < 100 / 5
+    capacity = Capacity()
+    assert look(capacity, 10, drain_rate=10.0, best_rate=12.0) == 12.0
+    assert 12.0 < look(capacity, 11.9, drain_rate=10.0, best_rate=12.0) < 100 / 5
     assert look(Capacity(), 10, service_ns=0, drain_rate=3.0) == 3.0
 
 

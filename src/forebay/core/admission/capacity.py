@@ -4,7 +4,8 @@ A full pool shows it, but only once the requests that filled it have ended: what
 load. Until then limits that look at the pace of streams say it ahead (places / time of a request at this pace); where
 there is none, it is put between what was shown and places / time of a request, nearer to the first: a fuller engine is
 slower.
-Between overloads the last figure stands.
+It begins at the most that was shown and follows with a delay: in the first moments of an overload streams still run at
+the pace of a pool that was nearly empty. Between overloads the last figure stands.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Capacity:
             self._full_since = 0
             return self.rate or shown
         if not self._full_since or now - self._looked_at > APART_NS:
-            self._full_since = now
+            self._full_since = self._looked_at = now  # what was known stands until this overload shows more
         if now - self._full_since > SETTLED * service_ns and drain_rate:
             seen = drain_rate
         elif said := paced():
@@ -59,7 +60,7 @@ class Capacity:
         else:
             seen = max(shown, (shown * shown * places * SECOND / service_ns) ** (1 / 3)) if service_ns else shown
         if not self.rate:
-            self.rate, self._looked_at = shown or seen, now
+            self.rate = shown or seen
         keep = exp(-(now - self._looked_at) / KEPT_NS)
         self.rate = keep * self.rate + (1.0 - keep) * seen
         self._looked_at = now
