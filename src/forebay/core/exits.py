@@ -47,7 +47,8 @@ class Exits:
 
     def leave_queue(self, ticket: Ticket, pool: Pool) -> None:
         """Take out one that waits and will not be served; its outcome is to follow."""
-        pool.line(ticket).remove(ticket)
+        queue = pool.returning if ticket.gives_way else pool.queue
+        queue.remove(ticket)
         self.queued -= 1
 
     def expire(self, pool: Pool, now: Instant, effects: list[Effect]) -> None:

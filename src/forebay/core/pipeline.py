@@ -211,7 +211,7 @@ class Pipeline:
             self.tune_at = depths.look(self.pools, now)
         for pool, engine in self.learning:
             if 0 < engine.view_at <= now:
-                engine.show(pool.queue.waiting > 0, now)
+                engine.show(pool.waiting > 0, now)
         for pool in self.pools:
             if pool.waiting:
                 self._exits.expire(pool, now, effects)

@@ -32,7 +32,7 @@ from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits import LimitConfig
 from forebay.core.limits.fixed import FixedConfig
 from forebay.core.limits.shadow import shadowed, succeeded
-from forebay.core.model import HYBRID, EngineSignal, Mode, Request, Ticket
+from forebay.core.model import HYBRID, EngineSignal, Mode, Request
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.queueing.floor import FloorShare
 from forebay.core.queueing.ordering import OrderConfig, standing
@@ -195,10 +195,6 @@ class Pool:
     def free(self, now: Instant) -> int:
         """Places that are free on engines that may be given work."""
         return sum(e.window(now) - e.places for e in self.engines if e.has_room(0, now))
-
-    def line(self, ticket: Ticket) -> FairQueue:
-        """Where this ticket waits."""
-        return self.returning if ticket.gives_way else self.queue
 
     @property
     def waiting(self) -> int:

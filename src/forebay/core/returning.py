@@ -1,8 +1,8 @@
 """Returns give way: who comes back after a refusal waits for what new requests leave, in a line of its own.
 
-It came when it was told to, so it may wait for seconds where a new request is refused within a moment; and a new request
-has its first token in time where a return is late already. So the places that are promised to returns cost new ones
-nothing, however they clump. The holder of a reserved place does not give way.
+It came when it was told to, so it may wait for seconds where a new request is refused within a moment; and a new
+request can still have its first token in time, where a return is late already. So the places that are promised to
+returns cost new ones little, however they clump. The holder of a reserved place does not give way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def verdict(pool: Pool, request: Request, demand: Demand, now: Instant) -> Refus
     if not line.waiting and (engine := spare(pool, request, demand.tokens, now)) is not None:
         return engine
     tokens, size = queue.tokens + line.tokens, queue.bytes + line.bytes
-    refusal = pool.depth.check(request, demand, BACKPRESSURE, waiting=line.waiting, tokens=tokens, size=size)
+    refusal = pool.depth.check(request, demand, HYBRID, waiting=line.waiting, tokens=tokens, size=size)
     return refusal or Outlook(BACKPRESSURE, 0, pool.config.retry.hold_ns, gives_way=True)
 
 
