@@ -11,6 +11,7 @@ from forebay.core.instant import Instant
 from forebay.core.model import Ticket, TicketState
 from forebay.core.pipeline import Pipeline
 from forebay.core.pool import Pool
+from forebay.core.queueing.bounded import FairQueue
 
 
 class InvariantError(AssertionError):
@@ -54,7 +55,8 @@ def check_invariants(pipeline: Pipeline, now: Instant) -> None:
         _hold(6, 0 <= level.open <= opened, f"{level.name} has {level.open} of {opened} open requests")
     for pool in pipeline.pools:
         _check_engines(pool)
-        _check_queue(pool, now)
+        _check_queue(pool, pool.queue, now)
+        _check_queue(pool, pool.returning, now)
         _check_no_idle_engine(pool, now)
         _check_reserved(pool)
     _check_wakeup(pipeline, now)
@@ -97,12 +99,13 @@ def _check_engines(pool: Pool) -> None:
 
 
 def _waiting(pool: Pool) -> list[Ticket]:
-    return list(pool.queue)
+    return [*pool.queue, *pool.returning]
 
 
-def _check_queue(pool: Pool, now: Instant) -> None:
-    queue, tickets = pool.queue, _waiting(pool)
-    name = pool.config.name
+def _check_queue(pool: Pool, queue: FairQueue, now: Instant) -> None:
+    tickets, name = list(queue), pool.config.name
+    returning = queue is pool.returning
+    _hold(5, all(t.gives_way is returning for t in tickets), f"pool {name}: a ticket waits in the wrong line")
     _hold(5, len(tickets) == len({id(t) for t in tickets}), f"pool {name}: a ticket waits twice")
     _hold(5, len(tickets) == len(queue), f"pool {name}: {len(tickets)} tickets wait, the queue counts {len(queue)}")
     tokens, size = sum(t.demand.tokens for t in tickets), sum(t.request.body_bytes for t in tickets)
