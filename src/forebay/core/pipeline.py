@@ -132,6 +132,8 @@ class Pipeline:
             verdicts.pay_retry(pool, request, now, holds=request.holds_place)
         paid = path.charge(prices, now)
         ticket = Ticket(request, demand, pool, self.offered, now, request.mode or pool.mode, path, paid)
+        if request.retries and isinstance(verdict, Outlook):
+            ticket.gives_way = verdict.gives_way
         if pool.shadows is not None:
             shadows.admitted(pool.shadows, ticket, verdict, now)
         if self.on_admitted is not None:
@@ -356,7 +358,7 @@ class Pipeline:
 
     def _line_up(self, ticket: Ticket, ahead: Outlook, pool: Pool, now: Instant) -> list[Effect]:
         """It came back, and waits for what new requests leave."""
-        ticket.gives_way = ticket.met_queue = True
+        ticket.met_queue = True
         ticket.wait_budget_ns = ahead.budget_ns
         ticket.expires = now + ahead.budget_ns
         pool.returning.push(ticket)
