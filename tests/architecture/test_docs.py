@@ -54,6 +54,14 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(found), f"{target}: no such heading; there are {sorted(anchors(found))}"
 
 
+def test_every_page_is_found_from_the_index() -> None:
+    """Policies have an index of their own."""
+    index = (DOCS / "index.md").read_text("utf-8")
+    pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if page.parent.name != "policies"]
+    missing = [page for page in pages if page != "index.md" and f"({page}" not in index]
+    assert not missing, f"not in docs/index.md: {missing}"
+
+
 def test_every_command_is_documented() -> None:
     page = (DOCS / "index.md").read_text("utf-8")
     missing = [command for command in COMMANDS if f"`forebay {command}`" not in page]

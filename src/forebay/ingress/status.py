@@ -86,7 +86,7 @@ _WHAT = {
     "queue_full": "The queue is full",
     "queue_wait": "The predicted queue wait is longer than the wait budget",
     "expired": "The request waited in the queue for as long as it may",
-    "displaced": "The request gave its place to one of a higher class",
+    "displaced": "The request gave its place to one of a higher class, or of a key that had less",
     "warming": "The engine is warming up",
     "no_engine": "No engine is available",
     "draining": "This gateway is shutting down",
