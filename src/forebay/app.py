@@ -99,6 +99,10 @@ class App:
 
     async def start(self) -> None:
         """Bring everything up. Raises ForebayError with what to do when a part cannot start."""
+        with _lasting():
+            await self._open()
+
+    async def _open(self) -> None:
         config, loop = self.config, asyncio.get_running_loop()
         urls = {entry.name: entry.urls or (await self._start_local(entry),) for entry in config.engines}
         self.metrics = self._make_metrics()
@@ -131,9 +135,6 @@ class App:
         await self._open_admin()
         await self._probe_first()
         await self._open_data_port(loop)
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 50)  # collections of what lives long do not belong into p99
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain. A second signal ends it at once."""
@@ -340,24 +341,8 @@ class App:
             return None
         from forebay.ledger.desk import Desk, DeskConfig
 
-        ledger = self.config.ledger
-        desk = Desk(
-            database,
-            DeskConfig(
-                Path(ledger.journal),
-                write_s=ledger.write_interval_ms / 1000,
-                sync_s=ledger.sync_interval_ms / 1000,
-                post_s=ledger.post_interval_ms / 1000,
-                bytes_most=ledger.journal_max_bytes,
-                lease_tokens=ledger.lease_tokens,
-                lease_ttl_s=ledger.lease_ttl_s,
-                lease_wait_s=ledger.lease_wait_s,
-                idle_s=ledger.lease_idle_s,
-                waiting_most=ledger.waiting_limit,
-            ),
-            wait=self.config.keys.at_start == "wait",
-            wall_ns=self._wall_ns,
-        )
+        keys, ledger = self.config.keys, self.config.ledger
+        desk = Desk(database, DeskConfig.of(ledger), wait=keys.at_start == "wait", wall_ns=self._wall_ns)
         self._stack.push_async_callback(asyncio.to_thread, desk.stop)
         return desk
 
@@ -541,6 +526,19 @@ class App:
         self._server = await _listening(opening, server.host, server.port, "--port")
         port = self._server.sockets[0].getsockname()[1]
         self.url = f"http{'s' if tls else ''}://{server.host}:{port}"
+
+
+@contextlib.contextmanager
+def _lasting() -> Iterator[None]:
+    """What is made now lives long: the garbage collector need not look through it, and later not in anybody's p99."""
+    gc.disable()
+    try:
+        yield
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
+    finally:
+        gc.enable()
 
 
 async def _listening(opening: Awaitable[T], host: str, port: int, flag: str) -> T:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 from uuid import uuid4
 
+from forebay.config.ledger import Ledger
 from forebay.core.instant import SECOND
 from forebay.core.model import NOTHING_USED, Demand, Lease, Refusal, Request, Ticket
 from forebay.core.quota.credits import CreditLine
@@ -56,6 +57,22 @@ class DeskConfig:
     lease_wait_s: float = 2.0
     idle_s: float = 60.0
     waiting_most: int = 1000
+
+    @classmethod
+    def of(cls, section: Ledger) -> DeskConfig:
+        """What the section of the configuration says."""
+        return cls(
+            Path(section.journal),
+            write_s=section.write_interval_ms / 1000,
+            sync_s=section.sync_interval_ms / 1000,
+            post_s=section.post_interval_ms / 1000,
+            bytes_most=section.journal_max_bytes,
+            lease_tokens=section.lease_tokens,
+            lease_ttl_s=section.lease_ttl_s,
+            lease_wait_s=section.lease_wait_s,
+            idle_s=section.lease_idle_s,
+            waiting_most=section.waiting_limit,
+        )
 
 
 class Before(NamedTuple):

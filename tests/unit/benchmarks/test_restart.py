@@ -38,7 +38,7 @@ def test_the_slowest_restart_is_held_to_the_target(slowest: float, verdict: str)
         "environment": {"at": "now", "commit": "abc", "dirty": False, "machine": "M", "cpus": 2, "load_before": 0.1,
                         "system": "Linux", "python": "3.11"},
         "command": "c", "rounds_run": 3, "keys": 100_000,
-        "cases": {case: {"first_s": 1.0, "restart_s": spread} for case in restart.CASES},
+        "cases": {case: {"first_s": 1.0, "restart_s": spread, "cpu_s": spread} for case in restart.CASES},
     }  # fmt: skip
     text = restart.markdown(result)
     assert f"The slowest took {slowest:.2f} s: {verdict}." in text
