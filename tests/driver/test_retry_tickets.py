@@ -141,6 +141,20 @@ def test_a_ticket_is_for_one_pool(made: list[World], whole: bool) -> None:
     assert world.wired.pipeline.queued == 0
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["in one piece", "body later"])
+def test_a_pool_that_is_full_refuses_nobody_who_is_for_another(made: list[World], whole: bool) -> None:
+    """Only the body says which pool it is for, unless there is but one; while it drains they all say the same."""
+    world = World("m", "*")
+    made.append(world)
+    world.send(chat("other"))
+    assert world.send(chat("other"), whole=whole).status == 503, "the catch-all is full"
+    assert world.send(chat("m"), whole=whole).got == b"", "and this one is let in"
+    world.run_for(TAKES_S + 1)
+    assert len(world.seen) == 2
+    world.wired.gateway.drain()
+    assert world.send(chat("m"), whole=False).status == 503
+
+
 def test_without_retry_tickets_the_header_is_dropped_unread(made: list[World]) -> None:
     world = world_of(made, "*")
     world.wired.site.retry_tickets = None

@@ -111,17 +111,15 @@ class Inbound(Head):
     def _screen(self, route: Route) -> None:
         """Ask for a verdict with the least that the body can cost: only what no body could mend is refused here."""
         pipeline = self.site.gateway.pipeline
-        # The model stands in the body: with several pools and no catch-all, the verdict has to wait for it.
-        model = pipeline.pools[0].config.models[0] if len(pipeline.pools) == 1 else ""
+        if len(pipeline.pools) > 1 and not pipeline.draining:
+            return  # the model stands in the body, and each pool has a verdict of its own
+        model = pipeline.pools[0].config.models[0]
         desk, key = self.site.desk, self.key
         if desk is not None and key is not None and not desk.knows(key.id):
             return  # what it may spend is only being asked for
-        if not model and self._retry_ticket is not None and self._holds_any(self._retry_ticket):
-            return  # its body says whether that is in its own pool
-        if pipeline.pool_for(model) is not None:
-            least = Peek(max_output_tokens=0, counted_tokens=1)
-            request = self._request(route, least, self.content_length or 0, model)
-            self.refusal = self.site.gateway.screen(request)
+        least = Peek(max_output_tokens=0, counted_tokens=1)
+        request = self._request(route, least, self.content_length or 0, model)
+        self.refusal = self.site.gateway.screen(request)
 
     def start(self) -> None:
         """The request is whole and it is its turn."""
@@ -223,10 +221,6 @@ class Inbound(Head):
         tickets, pool = self.site.retry_tickets, self.site.gateway.pipeline.pool_for(request.model)
         if tickets is not None and pool is not None and ticket.holds(tickets, request.key, pool.config.name):
             request.holds_place, request.retries = True, request.retries or 1
-
-    def _holds_any(self, ticket: ShownTicket) -> bool:
-        tickets, key = self.site.retry_tickets, self.key
-        return tickets is not None and key is not None and ticket.valid(tickets, key.id)
 
     def _pass_on(self, route: Route) -> None:
         """A control request: to any engine that is up."""

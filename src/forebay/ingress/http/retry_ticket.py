@@ -82,16 +82,13 @@ class RetryTickets:
         signed = b"%c%b%b%b" % (VERSION, pool_tag(pool), place.to_bytes(PLACE_BYTES, "big"), os.urandom(NONCE_BYTES))
         return urlsafe_b64encode(signed + _mac(self._key, signed, key))
 
-    def look(self, ticket: bytes, key: str) -> bytes | None:
-        """The tag of the pool in which whoever shows it, with this key, holds a place now; None: it holds none."""
-        found = self._judge(ticket, key)
-        if isinstance(found, Shown):
-            self.counts[found] += 1
-            return None
-        return found
+    def shown(self, ticket: bytes, key: str, pool: str) -> bool:
+        """Does whoever shows it, with this key, hold a place in this pool now? That uses it up."""
+        found = self._judge(ticket, key, pool)
+        self.counts[found] += 1
+        return found is Shown.HELD
 
-    def _judge(self, ticket: bytes, key: str) -> bytes | Shown:
-        """The same, or what is wrong with it."""
+    def _judge(self, ticket: bytes, key: str, pool: str) -> Shown:
         if len(ticket) != LENGTH:
             return Shown.MALFORMED
         try:
@@ -99,7 +96,7 @@ class RetryTickets:
         except binascii.Error:
             return Shown.MALFORMED
         signed, mac = token[:SIGNED_BYTES], token[SIGNED_BYTES:]
-        if token[0] != VERSION or not self._signed(signed, mac, key):
+        if token[0] != VERSION or signed[1 : 1 + POOL_BYTES] != pool_tag(pool) or not self._signed(signed, mac, key):
             return Shown.FOREIGN
         now = self._clock()
         place = int.from_bytes(signed[1 + POOL_BYTES : -NONCE_BYTES], "big")
@@ -107,7 +104,7 @@ class RetryTickets:
             return Shown.EARLY
         if now > place + LATE_MS:
             return Shown.LATE
-        return self._use(signed[-NONCE_BYTES:], now) or signed[1 : 1 + POOL_BYTES]
+        return self._use(signed[-NONCE_BYTES:], now)
 
     def _signed(self, signed: bytes, mac: bytes, key: str) -> bool:
         if hmac.compare_digest(mac, _mac(self._key, signed, key)):
@@ -115,8 +112,8 @@ class RetryTickets:
         recent = self._clock() < self._old_until
         return recent and hmac.compare_digest(mac, _mac(self._old_key, signed, key))
 
-    def _use(self, nonce: bytes, now: int) -> Shown | None:
-        """Remember it for as long as its window may last; why not, if it cannot be used."""
+    def _use(self, nonce: bytes, now: int) -> Shown:
+        """Remember it for as long as its window may last."""
         if now >= self._turns_at:
             self._used_before = self._used if now < self._turns_at + WINDOW_MS else set()
             self._used = set()
@@ -126,35 +123,23 @@ class RetryTickets:
         if len(self._used) >= USED_MAX:
             return Shown.CROWDED
         self._used.add(nonce)
-        return None
+        return Shown.HELD
 
 
 class ShownTicket:
     """The ticket of one request. It is looked at once, however often the request is judged."""
 
-    __slots__ = ("_counted", "_looked", "_pool", "_ticket")
+    __slots__ = ("_found", "_ticket")
 
     def __init__(self, ticket: bytes) -> None:
         self._ticket = ticket
-        self._looked = self._counted = False
-        self._pool: bytes | None = None  # the tag of the one that it holds a place in
-
-    def valid(self, tickets: RetryTickets, key: str) -> bool:
-        """Does it hold a place anywhere?"""
-        if not self._looked:
-            self._looked = True
-            self._pool = tickets.look(self._ticket, key)
-        return self._pool is not None
+        self._found: bool | None = None  # None: nobody has looked
 
     def holds(self, tickets: RetryTickets, key: str, pool: str) -> bool:
-        """Does it hold a place in this pool?"""
-        if not self.valid(tickets, key):
-            return False
-        found = self._pool == pool_tag(pool)
-        if not self._counted:
-            self._counted = True
-            tickets.counts[Shown.HELD if found else Shown.FOREIGN] += 1
-        return found
+        """Does it hold a place in the pool that the request is for?"""
+        if self._found is None:
+            self._found = tickets.shown(self._ticket, key, pool)
+        return self._found
 
 
 def pool_tag(pool: str) -> bytes:
