@@ -217,6 +217,14 @@ def test_the_pace_of_streams_says_ahead_what_a_pool_will_serve() -> None:
     assert look(capacity, 401, paced=90.0, drain_rate=8.0) == seen[-1], "nor is the next overload believed at once"
 
 
+def test_what_was_guessed_in_a_moment_does_not_stand() -> None:
+    capacity = Capacity()
+    look(capacity, 10, paced=90.0)
+    look(capacity, 11, paced=90.0)
+    assert look(capacity, 100, full=False, best_rate=12.0) == 12.0
+    assert look(capacity, 101, paced=90.0, best_rate=12.0) == 12.0
+
+
 def test_a_pool_that_was_full_for_long_enough_has_shown_it() -> None:
     capacity = Capacity()
     for at_s in range(10, 100):

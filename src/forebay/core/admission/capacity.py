@@ -5,7 +5,7 @@ load. Until then limits that look at the pace of streams say it ahead (places / 
 there is none, it is put between what was shown and places / time of a request, nearer to the first: a fuller engine is
 slower.
 It begins at the most that was shown and follows with a delay: in the first moments of an overload streams still run at
-the pace of a pool that was nearly empty. Between overloads the last figure stands.
+the pace of a pool that was nearly empty. Between overloads the last figure stands, if one lasted as long as a request.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Capacity:
         """Requests per second; 0.0 before the first overload."""
         self._full_since: Instant = 0
         self._looked_at: Instant = 0
+        self._known = False  # was it ever full for as long as a request takes?
 
     def look(
         self,
@@ -50,9 +51,11 @@ class Capacity:
         shown = drain_rate if drain_rate > best_rate else best_rate
         if not full:
             self._full_since = 0
-            return self.rate or shown
+            return self.rate if self._known else shown or self.rate
         if not self._full_since or now - self._looked_at > APART_NS:
-            self._full_since = self._looked_at = now  # what was known stands until this overload shows more
+            self._full_since = self._looked_at = now
+            if not self._known:
+                self.rate = shown  # what was guessed in a moment, at the start say, stands no longer
         if now - self._full_since > SETTLED * service_ns and drain_rate:
             seen = drain_rate
         elif said := paced():
@@ -61,6 +64,7 @@ class Capacity:
             seen = max(shown, (shown * shown * places * SECOND / service_ns) ** (1 / 3)) if service_ns else shown
         if not self.rate:
             self.rate = shown or seen
+        self._known = self._known or now - self._full_since > service_ns > 0
         keep = exp(-(now - self._looked_at) / KEPT_NS)
         self.rate = keep * self.rate + (1.0 - keep) * seen
         self._looked_at = now
