@@ -444,6 +444,8 @@ class Pipeline:
                 return
             line.pop(now)
             self._exits.queued -= 1
+            if pool.shadows is not None:
+                shadows.turned(pool.shadows, head, engine, now)
             effects.append(Dispatch((self._dispatch(head, engine, None, now),)))
 
     def _dispatch_batch(self, pool: Pool, engine: Engine, now: Instant) -> Iterable[Lease]:

@@ -144,7 +144,7 @@ class Pool:
         if config.floors != old.floors:
             self.floor = FloorShare(dict(config.floors)) if config.floors else None
         if config.order != old.order:
-            self.queue.standing = standing(config.order)
+            self.queue.standing, self.returning.standing = standing(config.order), standing(config.order)
         if config.balance != old.balance:
             self.balancer = build_balancer(config.balance, self._chance)
         for engine in self.engines:

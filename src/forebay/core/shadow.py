@@ -79,6 +79,7 @@ class Case(NamedTuple):
     now: Instant
     moment: Moment = "offer"
     ticket: Ticket | None = None  # at its turn
+    gives_way: bool = False  # a return that waits for what new requests leave: neither depth nor wait is its question
 
 
 class Kept(NamedTuple):

@@ -46,7 +46,7 @@ class Figures(NamedTuple):
     retries: int | None
     strained: bool
     retries_left: float | None
-    returns: tuple[float, float, float, bool]  # capacity, usual rate, share of those told who return, overloaded?
+    returns: tuple[float, float, float, bool, int]  # capacity, usual rate, share who return, overloaded?, waiting
     serving_from_ns: int | None  # 0: an engine may be given work now; None: none is ready
     warmup_ns: int | None  # None: none is on its way
     room_places: int
@@ -68,9 +68,9 @@ def taken(pool: Pool, request: Request, demand: Demand, path: Path, now: Instant
         config.name,
         queue.waiting,
         depth.limit(request.mode or pool.mode),
-        queue.tokens,
+        queue.tokens + pool.returning.tokens,
         depth.config.tokens_limit,
-        queue.bytes,
+        queue.bytes + pool.returning.bytes,
         depth.config.bytes_limit,
         pool.in_flight,
         pool.places,
@@ -92,7 +92,7 @@ def taken(pool: Pool, request: Request, demand: Demand, path: Path, now: Instant
         request.retries,
         returns.strained,
         None if budgets is None else budgets.left(request.key, now),
-        (pool.capacity.rate, returns.usual_rate, returns.shows, returns.overloaded),
+        (pool.capacity.rate, returns.usual_rate, returns.shows, returns.overloaded, pool.returning.waiting),
         None if from_now is None else max(0, from_now - now),
         pool.warmup.eta_ns(now) if from_now is None and pool.warming else None,
         config.waiting_room.places,
@@ -109,7 +109,7 @@ def taken(pool: Pool, request: Request, demand: Demand, path: Path, now: Instant
 def in_words(figures: tuple[Any, ...]) -> dict[str, Any]:
     """The same for people: milliseconds, and names that say what was compared with what."""
     f = Figures._make(figures)
-    capacity, usual, shows, overloaded = f.returns
+    capacity, usual, shows, overloaded, returning = f.returns
     return {
         "pool": {
             "name": f.pool,
@@ -145,6 +145,7 @@ def in_words(figures: tuple[Any, ...]) -> dict[str, Any]:
             "usual_per_s": round(usual, 3),
             "come_back_share": shows,
             "overloaded": overloaded,
+            "waiting": returning,
         },
         "readiness": {
             "serving_in_ms": _ms(f.serving_from_ns),

@@ -7,7 +7,7 @@ from typing import Any
 
 from forebay.core.admission.forecast import ForecastConfig, WaitForecast
 from forebay.core.admission.retry_after import RetryConfig, RetryLadder
-from forebay.core.instant import Even, Instant
+from forebay.core.instant import Chance, Even, Instant
 
 
 class ShadowedForecast(WaitForecast):
@@ -84,7 +84,35 @@ class ShadowedLadder(RetryLadder):
         return ladder
 
     def next_ns(self, capacity: float, now: Instant, **terms: Any) -> int:
-        """By the acting ones."""
+        """By the acting ones. Those in shadow are given the same draws, so that only settings make a difference."""
+        chance = self.chance
+        self.chance = heard = _Heard(chance)
         said_ns = super().next_ns(capacity, now, **terms)
+        self.chance, self.shadow.chance = chance, _Again(heard.drawn)
         self.last = said_ns, self.shadow.next_ns(capacity, now, **terms)
         return said_ns
+
+
+class _Heard:
+    """Draws from a chance, and notes what came."""
+
+    def __init__(self, chance: Chance) -> None:
+        self.drawn: list[float] = []
+        self._chance = chance
+
+    def random(self) -> float:
+        drawn = self._chance.random()
+        self.drawn.append(drawn)
+        return drawn
+
+
+class _Again(Even):
+    """Gives what was drawn before, and goes on by itself."""
+
+    def __init__(self, drawn: list[float]) -> None:
+        super().__init__()
+        self._drawn = drawn
+
+    def random(self) -> float:
+        """A float in [0, 1)."""
+        return self._drawn.pop(0) if self._drawn else super().random()

@@ -6,7 +6,7 @@ none of these questions concerns (over its key's limits, say) is not asked about
 
 from __future__ import annotations
 
-from forebay.core import verdicts
+from forebay.core import returning, verdicts
 from forebay.core.admission.forecast import Outlook
 from forebay.core.dispatch.leases import Engine
 from forebay.core.instant import Instant
@@ -23,7 +23,7 @@ def admitted(shadows: Shadows, ticket: Ticket, verdict: Engine | Outlook, now: I
     elif request.holds_place:
         mode = Mode.BACKPRESSURE
     if shadows.offered:
-        shadows.ask(shadows.offered, Case(request, ticket.demand, mode, verdict, now))
+        shadows.ask(shadows.offered, Case(request, ticket.demand, mode, verdict, now, gives_way=ticket.gives_way))
     engine = verdict if isinstance(verdict, Engine) else None
     for shadow in shadows.admitted:
         shadow.admitted(ticket, engine, now)
@@ -35,7 +35,8 @@ def refused(pool: Pool, request: Request, demand: Demand, refusal: Refusal, now:
     if shadows is not None and shadows.offered:
         holds = request.holds_place and verdicts.holds_place(pool, now)
         mode = Mode.BACKPRESSURE if holds else request.mode or pool.mode
-        shadows.ask(shadows.offered, Case(request, demand, mode, refusal, now))
+        gives_way = bool(request.retries) and not holds and returning.gives_way(pool, request, mode, now)
+        shadows.ask(shadows.offered, Case(request, demand, mode, refusal, now, gives_way=gives_way))
     refusal = verdicts.timed(pool, refusal, request, now)
     if shadows is not None:
         told(shadows, request, demand, refusal, now)

@@ -24,7 +24,7 @@ class DepthShadow(Shadow):
         """May so many wait, and one more?"""
         pool = self._pool
         tuning, waiting = pool.tuning.shadow, pool.queue.waiting
-        if tuning is None or case.mode is not Mode.HYBRID or isinstance(case.verdict, Engine):
+        if tuning is None or case.gives_way or case.mode is not Mode.HYBRID or isinstance(case.verdict, Engine):
             return None
         full = isinstance(case.verdict, Refusal) and case.verdict.reason is ShedReason.QUEUE_FULL
         would_be = waiting >= tuning.depth and not (waiting and self._makes_way(case))

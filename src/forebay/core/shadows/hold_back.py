@@ -30,7 +30,7 @@ class HoldBackShadow(Shadow):
         """Of what has room, would it be held back?"""
         pool, request, now = self._pool, case.request, case.now
         share = self._shares.get(request.priority_class, request.hold_back)
-        if not (share or request.hold_back) or not has_room(pool, case):
+        if case.gives_way or not (share or request.hold_back) or not has_room(pool, case):
             return None
         free = pool.free(now)
         kept_free = share * pool.places

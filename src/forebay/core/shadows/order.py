@@ -25,6 +25,8 @@ class OrderShadow(Shadow):
         """Whose turn would it have been?"""
         queue, standing, ticket, now = self._pool.queue, self._standing, case.ticket, case.now
         assert ticket is not None
+        if ticket.gives_way:
+            return None  # it waited in another line
         newest, acted, self._acts = _now(standing), self._acts, _now(queue.standing)
         other = ticket if newest == acted else queue.instead_of(ticket, newest=newest)
         oldest = queue.first_arrived() if queue.waiting else ticket

@@ -30,7 +30,7 @@ class WaitShadow(Shadow):
 
     def judge(self, case: Case) -> Said | None:
         """Is the wait that it predicts within its budget, and all else that the acting forecast is held against?"""
-        if isinstance(case.verdict, Engine):
+        if isinstance(case.verdict, Engine) or case.gives_way:
             return None
         pool = self._pool
         found = verdicts.wait_verdict(pool, self._forecast, case.request, case.demand, case.mode, case.now)
