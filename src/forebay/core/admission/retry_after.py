@@ -98,6 +98,8 @@ class _Calendar:
         """By which index a place has come together, of what each has left from `begin` on, and how much has; `end`:
         not before it."""
         found, places = 0.0, self._places
+        if begin < end and room - places[begin] >= WHOLE:
+            return begin, room - places[begin]
         given = min(end, self.last + 1 - self._first)
         if begin < given:
             held = places[begin:given]
