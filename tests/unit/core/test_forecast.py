@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import exp, sqrt
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forebay.core.admission.forecast import CORRECTION_LEAST, CORRECTION_MOST, ForecastConfig, WaitForecast
 from forebay.core.instant import MILLISECOND, SECOND
@@ -175,3 +177,28 @@ def test_noise_about_the_prediction_changes_nothing(forecast: WaitForecast) -> N
         waited = 10 * MILLISECOND if number % 2 else 40 * MILLISECOND
         forecast.observe(waited, 20 * MILLISECOND, SECOND, 4 * SECOND)
     assert forecast.drain_rate(9, 4 * SECOND) == pytest.approx(100, rel=0.02)
+
+
+STEPS = st.tuples(
+    st.sampled_from(["released", "released", "resized", "observed", "reconfigured", "nothing"]),
+    st.sampled_from([0, 0, 1, 40, 700]),  # ms that pass before it
+    st.integers(0, 3),  # leases open
+)
+
+
+@settings(deadline=None)
+@given(st.lists(STEPS, max_size=60))
+def test_the_rate_that_is_remembered_is_the_one_that_would_be_counted(steps: list[tuple[str, int, int]]) -> None:
+    forecast, now = WaitForecast(CONFIG), SECOND
+    for number, (what, passed_ms, in_flight) in enumerate(steps):
+        now += passed_ms * MILLISECOND
+        if what == "released":
+            forecast.released(now - 50 * MILLISECOND, now)
+        elif what == "resized":
+            forecast.resized(0.5 if number % 2 else 2.0, in_flight, now)
+        elif what == "observed":
+            forecast.observe(10**12, 1, SECOND, now)  # so late that what came before it counts no more
+        elif what == "reconfigured":
+            forecast.reconfigure(ForecastConfig(window_ns=SECOND if number % 2 else 2 * SECOND))
+        assert forecast.drain_rate(in_flight, now) == forecast._count_rate(in_flight, now)
+        assert forecast.drain_rate(in_flight, now) == forecast._count_rate(in_flight, now)
