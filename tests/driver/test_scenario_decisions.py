@@ -7,11 +7,13 @@ the pipeline and keeps its timer, `sim.Gateway` on the event heap or `live.Gatew
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
+from forebay.core.events import Event
 from forebay.core.instant import SECOND, Instant
-from forebay.core.model import Lease, Refusal, Request, Ticket
+from forebay.core.model import Lease, Refusal, Request, Ticket, Usage
 from forebay.core.pipeline import Pipeline
 from forebay.live.gateway import Gateway
 from forebay.report.records import RequestRecord
@@ -127,12 +129,25 @@ class _SeeingGateway(Gateway):
         super().__init__(pipeline, loop, loop.clock)
         self._front = front
 
+    def offer(self, request: Request) -> None:
+        self._see()
+        super().offer(request)
+
+    def cancel(self, ticket: Ticket, usage: Usage | None) -> None:
+        self._see()
+        super().cancel(ticket, usage)
+
+    def report(self, event: Event) -> None:
+        self._see()
+        super().report(event)
+
     def _wake(self) -> None:
-        for _, engine in self.pipeline.learning:
-            if 0 < engine.view_at <= self.clock():
-                for lease in engine.leases:
-                    lease.generated = self._front.seen(lease)
+        self._see()
         super()._wake()
+
+    def _see(self) -> None:
+        for _, engine in self.pipeline.learning:
+            self._front.count(engine.name, engine.leases)
 
 
 class _LiveFront(Gated):
@@ -142,9 +157,10 @@ class _LiveFront(Gated):
         request.owner = _Owner(call, request, self)
         super().offer(call, request)
 
-    def seen(self, lease: Lease) -> int:
-        call = lease.ticket.request.owner.call
-        return self.engine(lease).made(call) if call.first_token else 0
+    def count(self, engine: str, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            call = lease.ticket.request.owner.call
+            lease.generated = self.engine(lease).made(call) if call.first_token else 0
 
 
 def live(of: Scenario, decisions: list[str]) -> Parts:

@@ -214,6 +214,8 @@ class Pipeline:
         for pool, engine in self.learning:
             if 0 < engine.view_at <= now:
                 engine.show(pool.waiting > 0, now)
+            if (slack := engine.slack) is not None and slack.short and slack.look_at <= now and pool.waiting:
+                slack.look(engine.leases, now)  # somebody waits for just that
         for pool in self.pools:
             if pool.waiting:
                 self._exits.expire(pool, now, effects)
@@ -303,12 +305,17 @@ class Pipeline:
         if waiting < pool.batcher.max_size:
             forming = queue.tokens + demand.tokens
             if not waiting or forming <= pool.batcher.max_tokens:
-                engine = pool.room(request, forming, now)
+                engine = pool.room(request, forming, demand.input_tokens, now)
         mode = request.mode or pool.mode
         shares = pool.shares and not holds and mode is not BACKPRESSURE
         if shares and (fair := pool.fair(request.priority)) is not None:
             excess_ns = fair.excess_ns(request.flow or request.key, request.weight, now)
-            if excess_ns and (engine is None or waiting or pool.free(now) <= fair.reserve(pool.places)):
+            if excess_ns and (
+                engine is None
+                or waiting
+                or pool.free(now) <= fair.reserve(pool.places)
+                or not engine.leaves(fair.reserve_share(pool.places), demand.input_tokens, request.priority, now)
+            ):
                 return Refusal(ShedReason.KEY_SHARE, excess_ns)
         if request.retries and not holds and returning.gives_way(pool, request, mode, now):
             return returning.verdict(pool, request, demand, now)
@@ -419,7 +426,7 @@ class Pipeline:
             self._exits.expire(pool, now, effects)
             if (head := queue.head()) is None:
                 return
-            engine = pool.room(head.request, head.demand.tokens, now)
+            engine = pool.room(head.request, head.demand.tokens, head.demand.input_tokens, now)
             if engine is None or pool.batch_leaves_at(now) > now or pool.held_back(head.request, now):
                 return
             if pool.single:

@@ -32,7 +32,7 @@ from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits import LimitConfig
 from forebay.core.limits.fixed import FixedConfig
 from forebay.core.limits.shadow import shadowed, succeeded
-from forebay.core.model import HYBRID, EngineSignal, Mode, Request
+from forebay.core.model import HYBRID, EngineSignal, Mode, Request, Ticket
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.queueing.floor import FloorShare
 from forebay.core.queueing.ordering import OrderConfig, standing
@@ -155,24 +155,21 @@ class Pool:
                 engine.relimit(succeeded(engine.limit, before, after, self._chance), now)
             self.learning = self._learning()
 
-    def room(self, request: Request, tokens: int, now: Instant) -> Engine | None:
-        """The engine that would take this request now; `tokens` are expected of it and of those ahead of it."""
+    def room(self, request: Request, tokens: int, prompt: int, now: Instant) -> Engine | None:
+        """The engine that would take this request now; `tokens` are expected of it and of those ahead of it,
+        `prompt` of it are to be read."""
         engines = self.engines
         if len(engines) == 1:
-            return engines[0] if engines[0].has_room(tokens, now) else None
+            return engines[0] if engines[0].has_room(tokens, now, prompt, request.priority) else None
         if not self.totals.below_limit:
             return None
-        return self.balancer.choose(engines, request, tokens, now)
+        return self.balancer.choose(engines, request, tokens, now, prompt)
 
     @property
     def prefix_bytes(self) -> int:
         """Of a body, whose hash its balancer wants to know, or else one in shadow; 0: none."""
         own = self.balancer.prefix_bytes
         return own if own or self.shadows is None else self.shadows.prefix_bytes
-
-    def has_room(self, tokens: int, now: Instant) -> bool:
-        """Has any engine room for so many expected tokens?"""
-        return self.totals.below_limit > 0 and any(engine.has_room(tokens, now) for engine in self.engines)
 
     def signalled(self, engine: Engine, signal: EngineSignal, now: Instant) -> None:
         """An engine told something of itself; what it holds of others is compared with what the others hold."""
@@ -247,8 +244,15 @@ class Pool:
                 yield engine.health.ejected_until
             elif engine.restrained and (at := engine.grows_at(now)) is not None:
                 yield at
-        if not self.single and (head := self.queue.head()) is not None and self.has_room(head.demand.tokens, now):
+            if (slack := engine.slack) is not None and slack.short:
+                yield slack.look_at
+        if not self.single and (head := self.queue.head()) is not None and self._may_leave(head, now):
             yield self.batch_leaves_at(now)
+
+    def _may_leave(self, head: Ticket, now: Instant) -> bool:
+        """Has any engine room for it? No balancer is asked: it may draw."""
+        demand, priority = head.demand, head.request.priority
+        return any(e.has_room(demand.tokens, now, demand.input_tokens, priority) for e in self.engines)
 
     @property
     def up(self) -> bool:

@@ -91,9 +91,11 @@ def wait_verdict(
     if mode is not HYBRID:
         budget = pool.config.hold_ns
     elif request.stream and budget > (least := forecast.config.wait_budget_ns):
-        # Its own prompt is not counted: one that takes longer than the objective by itself is served all the same.
         ttft_ns = request.ttft_ns or pool.config.ttft_ns
-        budget = min(budget, max(least, ttft_ns - pool.prefill_ns(0)))
+        left_ns = ttft_ns - pool.prefill_ns(demand.input_tokens)
+        if left_ns <= 0:  # one that takes longer than the objective by itself is served all the same
+            left_ns = ttft_ns - pool.prefill_ns(0)
+        budget = min(budget, max(least, left_ns))
     if request.deadline is not None:
         # Patience must outlast the wait and the work, or both are wasted.
         budget = min(budget, request.deadline - now - forecast.service_ns)

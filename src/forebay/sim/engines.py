@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from forebay.core.instant import Instant
+from forebay.core.model import Lease
 from forebay.core.outcome import FailReason
 from forebay.engines.simulated.encoder import EncoderModel
 from forebay.engines.simulated.model import EngineModel
@@ -80,6 +81,15 @@ class SimulatedEngine(ABC):
     @abstractmethod
     def made(self, call: Call) -> int:
         """Output tokens that exist of it by now."""
+
+    @property
+    @abstractmethod
+    def progress(self) -> int:
+        """A number that stays the same while streams that have begun make nothing."""
+
+    @abstractmethod
+    def count(self, leases: Iterable[Lease]) -> None:
+        """Set `generated` of leases whose calls it works on: the tokens that clients of streams have."""
 
     @abstractmethod
     def work(self) -> Work:
@@ -199,6 +209,18 @@ class LanguageEngine(SimulatedEngine):
         if call.joined < 0:
             return 0
         return min(call.output_tokens, 1 + self._steps + self._steps_over() - call.joined)
+
+    @property
+    def progress(self) -> int:
+        return self._steps + self._steps_over()
+
+    def count(self, leases: Iterable[Lease]) -> None:
+        steps = 1 + self.progress
+        for lease in leases:
+            call: Call = lease.ticket.request.owner
+            if call.first_token:
+                made = steps - call.joined
+                lease.generated = made if made < call.output_tokens else call.output_tokens
 
     def work(self) -> Work:
         busy, seqs, kv, over = self._busy_ns, self._batch_seqs, self._kv_token_ns, self._steps_over()
@@ -352,6 +374,13 @@ class EncoderEngine(SimulatedEngine):
 
     def made(self, call: Call) -> int:  # noqa: ARG002
         return 0
+
+    @property
+    def progress(self) -> int:
+        return 0
+
+    def count(self, leases: Iterable[Lease]) -> None:
+        """It streams nothing."""
 
     def work(self) -> Work:
         running = self._world.now - self._started if self._running is not None else 0

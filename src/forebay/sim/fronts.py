@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -63,6 +63,7 @@ class Gated:
         self.journal: Journal | None = None
         self._world = world
         self._engines = engines
+        self._counted: dict[str, int] = {}  # how far each was when its leases were last counted
         self.answers = answers
 
     def engine(self, lease: Lease) -> SimulatedEngine:
@@ -98,6 +99,7 @@ class Gated:
         assert lease is not None
         if request.stream:
             call.first_token = self._world.now
+            self._counted.pop(lease.engine.name, None)
             self.driver.report(FirstToken(lease))
 
     def finished(self, call: Call, input_tokens: int, output_tokens: int) -> None:
@@ -116,6 +118,8 @@ class Gated:
         assert ticket is not None
         assert lease is not None
         streamed = made if ticket.request.stream else 0
+        if call.first_token:
+            lease.generated = made
         usage = Usage(ticket.demand.input_tokens, streamed, exact=False) if streamed else None
         self.driver.report(Failed(lease, reason, usage, blame=blame))
         self.answers.broken(call, reason.value, made)
@@ -182,10 +186,13 @@ class Gated:
             self.journal.aborted(lease)
         self.engine(lease).abort(lease.ticket.request.owner)
 
-    def made(self, lease: Lease) -> int:
-        """What the client of a stream has seen so far."""
-        call: Call = lease.ticket.request.owner
-        return self.engine(lease).made(call) if call.first_token else 0
+    def count(self, engine: str, leases: Iterable[Lease]) -> None:
+        """What the clients of streams have seen so far. It is asked for more often than engines make steps."""
+        working = self._engines[engine]
+        progress = working.progress
+        if self._counted.get(engine) != progress:
+            self._counted[engine] = progress
+            working.count(leases)
 
 
 class Direct:

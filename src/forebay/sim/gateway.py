@@ -5,11 +5,12 @@ The counterpart of `live.Gateway`, down to which timer stays when another instan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from forebay.core.dispatch.leases import Engine
 from forebay.core.effects import Abort, Dispatch, Effect, Queued, Refuse
-from forebay.core.events import Event
+from forebay.core.events import Event, FirstToken
 from forebay.core.instant import FOREVER, Instant
 from forebay.core.model import Lease, Refusal, Request, Ticket, Usage
 from forebay.core.pipeline import Pipeline
@@ -35,8 +36,8 @@ class Hands(Protocol):
         """Stop the work on a lease that is closed already."""
         ...
 
-    def made(self, lease: Lease) -> int:
-        """Output tokens that its client has seen."""
+    def count(self, engine: str, leases: Iterable[Lease]) -> None:
+        """Set `generated` of an engine's open leases to the tokens that their clients have seen."""
         ...
 
 
@@ -56,18 +57,21 @@ class Gateway:
 
     def offer(self, request: Request) -> list[Effect]:
         """Decide a request now."""
+        self._see()
         effects = self.pipeline.offer(request, self._world.now)
         self._apply(effects)
         return effects
 
     def cancel(self, ticket: Ticket, usage: Usage | None = None) -> list[Effect]:
         """The client of a ticket leaves now."""
+        self._see()
         effects = self.pipeline.cancel(ticket, self._world.now, usage)
         self._apply(effects)
         return effects
 
     def report(self, event: Event) -> None:
         """Pass on what happened at an engine now."""
+        self._see(event.lease.engine if isinstance(event, FirstToken) else None)
         self._apply(self.pipeline.report(event, self._world.now))
 
     def drain(self) -> None:
@@ -112,6 +116,18 @@ class Gateway:
         now = self._world.now
         for _, engine in self.pipeline.learning:
             if 0 < engine.view_at <= now:
-                for lease in engine.leases:
-                    lease.generated = self._hands.made(lease)  # live, every piece of a stream that comes moves it
+                self._count(engine)
+        self._see()
         self._apply(self.pipeline.poll(now))
+
+    def _see(self, begins: Engine | None = None) -> None:
+        """Count what the streams of those engines have made whose streams the pipeline may look at now. Live, every
+        piece of a stream that comes is counted. `begins`: an engine one of whose streams begins."""
+        now = self._world.now
+        for _, engine in self.pipeline.learning:
+            slack = engine.slack
+            if slack is not None and (slack.look_at <= now or engine is begins):
+                self._count(engine)
+
+    def _count(self, engine: Engine) -> None:
+        self._hands.count(engine.name, engine.leases)

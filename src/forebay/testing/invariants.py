@@ -142,9 +142,10 @@ def _check_reserved(pool: Pool) -> None:
 
 def _check_no_idle_engine(pool: Pool, now: Instant) -> None:
     head = pool.queue.head()
-    if head is None or head.expires <= now or not pool.has_room(head.demand.tokens, now):
+    if head is None or head.expires <= now:
         return
-    if pool.held_back(head.request, now):
+    engine = pool.room(head.request, head.demand.tokens, head.demand.input_tokens, now)
+    if engine is None or pool.held_back(head.request, now):
         return
     _hold(
         7,

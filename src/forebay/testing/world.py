@@ -177,9 +177,8 @@ class ModelHands:
         self.world.note(f"abort {lease.ticket.sequence}")
         self.world.models[lease.engine.name].abort(lease, self.world)
 
-    def made(self, lease: Lease) -> int:
-        """What its client has seen: as much as the model has said, by setting `lease.generated`."""
-        return lease.generated
+    def count(self, engine: str, leases: Iterable[Lease]) -> None:
+        """What clients have seen is as much as the model has said, by setting `lease.generated`."""
 
 
 def poisson(chance: Random, rate_per_s: float, start: Instant, end: Instant) -> Iterable[Instant]:

@@ -88,6 +88,7 @@ class Seeing:
     requests = tokens = prefill_tokens = 9
     learns = True
     gap_ns = prefill_rate = 0.0
+    slack = None
 
     def __init__(self, interval_ns: int) -> None:
         self.interval_ns = interval_ns

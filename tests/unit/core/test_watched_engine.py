@@ -24,6 +24,7 @@ class Recorder:
 
     learns = True
     gap_ns = 0.0
+    slack = None
     interval_ns = 100 * MS
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ class FairShareConfig:
 
     burst_s: float = 4.0  # of fair service
     run_ahead_s: float = 10.0  # of fair service is the most that is held against a flow
-    reserve: float = 0.08  # of the pool's places: a burst of those within their share finds it free
+    reserve: float = 0.06  # of the pool's places: a burst of those within their share finds it free
     reserve_from: int = 16  # places; in a smaller pool one place is too much to keep free
     rate_window_s: float = 5.0  # over which the completed work per second is averaged
     present_s: float = 5.0  # after its last admitted request a flow still counts among those that share
@@ -99,7 +99,11 @@ class FairShare:
 
     def reserve(self, places: int) -> int:
         """Places of so many that stay free for flows within their share."""
-        return ceil(self.config.reserve * places) if places >= self.config.reserve_from else 0
+        return ceil(self.reserve_share(places) * places)
+
+    def reserve_share(self, places: int) -> float:
+        """The same, of 1: a reserve of anything else that the pool has."""
+        return self.config.reserve if places >= self.config.reserve_from else 0.0
 
     def admitted(self, name: str, weight: float, work: float, now: Instant) -> float:
         """A request of this flow was admitted, with this much expected work. Returns the tag of its turn."""

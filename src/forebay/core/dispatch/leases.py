@@ -6,12 +6,11 @@ often. One with a fixed limit pays for none of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from forebay.core.dispatch.health import UP, Health, HealthConfig, Readiness
 from forebay.core.dispatch.others import Others
 from forebay.core.dispatch.pressure import MemoryPressure, PressureConfig
 from forebay.core.dispatch.ramp import Ramp, RampConfig
+from forebay.core.dispatch.slack import Slack
 from forebay.core.dispatch.totals import Totals
 from forebay.core.dispatch.watch import Watch
 from forebay.core.instant import SECOND, Instant
@@ -32,9 +31,9 @@ class Engine:
     """One engine of a pool, as the core sees it."""
 
     __slots__ = (
-        "_leases", "_most", "_ramp", "_totals", "_was_away", "_watch", "counts_prompts", "health", "in_flight", "limit",
+        "_most", "_ramp", "_totals", "_was_away", "_watch", "counts_prompts", "health", "in_flight", "leases", "limit",
         "name", "others", "output_tokens", "place_ns", "places", "prefill_tokens", "pressure", "restrained", "shared",
-        "tokens", "tokens_each", "view_at",
+        "slack", "tokens", "tokens_each", "view_at",
     )  # fmt: skip
 
     def __init__(
@@ -59,16 +58,16 @@ class Engine:
         self.tokens_each = 0.0  # of a request, on average over the pool; kept only where engines are shared
         self.restrained = False  # may it hold less than its limit?
         self.counts_prompts = counts_prompts or limit.learns
-        self._ramp = Ramp(ramp)
-        self._was_away = False
+        self._ramp, self._was_away = Ramp(ramp), False
         self.places = 0  # of the concurrency limit: leases, or batches
         self.place_ns = 0  # ends of their use, less the beginnings: with `places * now` the time that they were in use
         self.in_flight = 0  # leases
         self.tokens = 0  # expected tokens of the leases
         self.prefill_tokens = 0  # prompt tokens of streams whose first token is to come
         self.output_tokens = 0.0  # of an answer, on average; kept for limits that learn
+        self.slack = None if limit.slack is None else Slack(limit.slack)
         self.view_at: Instant = 0  # when the limit wants its next view; 0: not while nothing is in flight
-        self._leases: dict[Lease, None] = {}
+        self.leases: dict[Lease, None] = {}  # the open ones
         self._watch = Watch()
         self._totals = totals or Totals()
         self._most = 0  # places of its limit, as counted in the totals
@@ -78,8 +77,9 @@ class Engine:
         """Take other settings; what is under way goes on by them."""
         self._ramp.config, self.pressure.config = ramp, pressure
 
-    def has_room(self, tokens: int, now: Instant) -> bool:
-        """May it take this much more? An idle engine takes any single request, however large."""
+    def has_room(self, tokens: int, now: Instant, prompt: int | None = None, priority: int = 0) -> bool:
+        """May it take this much more? An idle engine takes any single request. `prompt`: tokens that are to be read;
+        None does not ask whether the streams can spare the time for them."""
         limit = self.limit
         health = self.health
         if self.places >= limit.requests or health.readiness is not UP or health.ejected_until > now:
@@ -88,7 +88,16 @@ class Engine:
             return False
         if not self.places:
             return True
-        return self.tokens + tokens <= limit.tokens and self.prefill_tokens < limit.prefill_tokens
+        within = self.tokens + tokens <= limit.tokens and self.prefill_tokens < limit.prefill_tokens
+        return within and (prompt is None or self.slack is None or self.leaves(0.0, prompt, priority, now))
+
+    def leaves(self, share: float, prompt: int, priority: int, now: Instant) -> bool:
+        """Can its streams of that priority and above spare a prompt's time, and a share of an average answer's too?"""
+        slack, rate = self.slack, self.limit.prefill_rate
+        if slack is None or rate <= 0.0 or self.places < slack.config.least:
+            return True
+        more_ns = int(share * self.output_tokens * slack.config.objective_ns)
+        return slack.spares((self.prefill_tokens + prompt) / rate, more_ns, priority, self.leases, now)
 
     def window(self, now: Instant) -> int:
         """Places that it may hold now: those of its limit, or fewer while it is restrained; never none."""
@@ -128,7 +137,7 @@ class Engine:
             if not self.prefill_tokens:
                 self._watch.prefill_since = now
             self.prefill_tokens += ticket.demand.input_tokens
-        self._leases[lease] = None
+        self.leases[lease] = None
         if self.limit.learns:
             self._opened(now)
         return lease
@@ -141,8 +150,8 @@ class Engine:
             self._end_prefill(ticket, now)
         if self.limit.learns:
             self._watch.count(lease, now)
-        del self._leases[lease]
-        if not self._leases:
+        del self.leases[lease]
+        if not self.leases:
             self.view_at = self._watch.prefilled = 0  # an idle engine asks for no timer; the next lease begins anew
         lease.open = False
         self.in_flight -= 1
@@ -165,13 +174,10 @@ class Engine:
             if self.counts_prompts and lease.ticket.request.stream:
                 self._watch.prefilled += lease.ticket.demand.input_tokens
                 self._end_prefill(lease.ticket, now)
+            if self.slack is not None:
+                self.slack.changed()
             if self.restrained:
                 self._ramp.answered()
-
-    @property
-    def leases(self) -> Iterable[Lease]:
-        """The open ones."""
-        return self._leases
 
     # ---- what is heard of it ---------------------------------------------------------------------------------
 
@@ -250,9 +256,9 @@ class Engine:
 
     def show(self, waiting: bool, now: Instant) -> None:
         """Let the limit see what the engine holds."""
-        view = self._watch.view(
-            self._leases, self.prefill_tokens, self.tokens, now, waiting=waiting, restrained=self.restrained
-        )
+        kept_out = self.slack is not None and self.slack.take_kept_out()
+        seen = self._watch.view(self.leases, self.prefill_tokens, self.tokens, now)
+        view = seen._replace(waiting=waiting, restrained=self.restrained, kept_out=kept_out)
         self.view_at = now + self.limit.interval_ns if self.in_flight else 0
         self.limit.viewed(view, now)
         self.recount()
@@ -268,22 +274,22 @@ class Engine:
     def relimit(self, limit: Limit, now: Instant) -> None:
         """Go by another limit, which may want to be told more than the old one."""
         before, self.limit = self.limit, limit
+        self.slack = None if limit.slack is None else Slack(limit.slack)
         self.recount()
         if limit.learns and not self.counts_prompts:
             self.counts_prompts, self._watch.prefill_since = True, now
-            coming = [ticket for ticket in (lease.ticket for lease in self._leases) if not ticket.first_token]
+            coming = [ticket for ticket in (lease.ticket for lease in self.leases) if not ticket.first_token]
             self.prefill_tokens = sum(t.demand.input_tokens for t in coming if t.request.stream)
         if limit.learns and not before.learns:
             self._watch.begin(self.in_flight, now)
-            for lease in self._leases:
+            for lease in self.leases:
                 lease.counted = max(1, lease.generated)
         if limit.interval_ns != before.interval_ns:
-            self.view_at = now + limit.interval_ns if self._leases and limit.interval_ns else 0
+            self.view_at = now + limit.interval_ns if self.leases and limit.interval_ns else 0
 
     def _opened(self, now: Instant) -> None:
         watch = self._watch
-        if self.in_flight > watch.in_flight_most:
-            watch.in_flight_most = self.in_flight
+        watch.in_flight_most = max(watch.in_flight_most, self.in_flight)
         if not self.view_at and self.limit.interval_ns:
             watch.seen_at = now
             self.view_at = now + self.limit.interval_ns

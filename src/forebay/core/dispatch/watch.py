@@ -34,9 +34,7 @@ class Watch:
             self.generated += lease.generated - lease.counted
             lease.counted = lease.generated
 
-    def view(
-        self, leases: Collection[Lease], prefilling: int, tokens: int, now: Instant, *, waiting: bool, restrained: bool
-    ) -> View:
+    def view(self, leases: Collection[Lease], prefilling: int, tokens: int, now: Instant) -> View:
         """What was seen since the last view, which ends here; `prefilling` and `tokens` are sums over open leases."""
         for lease in leases:
             self.count(lease, now)
@@ -45,7 +43,7 @@ class Watch:
             now - self.seen_at,
             len(leases),
             self.in_flight_most,
-            waiting,
+            False,
             self.decoding_ns,
             self.generated,
             self.prefilled,
@@ -53,7 +51,6 @@ class Watch:
             prefilling,
             tokens,
             peak_tokens(leases),
-            restrained,
         )
         self.begin(len(leases), now)
         self.prefill_since = now

@@ -12,7 +12,7 @@ from math import sqrt
 from typing import Literal
 
 from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
-from forebay.core.limits.limit import UNBOUNDED, Answer, Signal, View
+from forebay.core.limits.limit import UNBOUNDED, Answer, Signal, SlackConfig, View
 from forebay.core.model import EngineSignal
 
 WINDOWS_AT_LEAST = 5
@@ -42,6 +42,7 @@ class Envoy:
     prefill_tokens = UNBOUNDED
     prefill_rate = 0.0
     gap_ns = 0.0
+    slack: SlackConfig | None = None
 
     def __init__(self, config: EnvoyConfig, chance: Chance) -> None:
         self.requests = config.least

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forebay.core.instant import Instant
-from forebay.core.limits.limit import UNBOUNDED, Answer, View
+from forebay.core.limits.limit import UNBOUNDED, Answer, SlackConfig, View
 from forebay.core.model import EngineSignal
 
 
@@ -27,6 +27,7 @@ class Fixed:
     prefill_tokens = UNBOUNDED
     prefill_rate = 0.0
     gap_ns = 0.0
+    slack: SlackConfig | None = None
 
     def __init__(self, config: FixedConfig) -> None:
         self.requests = config.limit

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forebay.core.instant import SECOND, Instant
-from forebay.core.limits.limit import UNBOUNDED, Answer, Signal, View
+from forebay.core.limits.limit import UNBOUNDED, Answer, Signal, SlackConfig, View
 from forebay.core.model import EngineSignal
 
 LONG_WINDOW = 600
@@ -40,6 +40,7 @@ class Gradient2:
     prefill_tokens = UNBOUNDED
     prefill_rate = 0.0
     gap_ns = 0.0
+    slack: SlackConfig | None = None
 
     def __init__(self, config: Gradient2Config) -> None:
         self.requests = min(config.most, max(config.least, config.initial))

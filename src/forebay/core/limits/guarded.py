@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forebay.core.instant import MILLISECOND, SECOND, Instant
-from forebay.core.limits.limit import UNBOUNDED, Answer, View
+from forebay.core.limits.limit import UNBOUNDED, Answer, SlackConfig, View
 from forebay.core.model import EngineSignal
 
 
@@ -35,7 +35,10 @@ class GuardedConfig:
     least: int = 2
     most: int = 1024
     interval_ns: int = 250 * MILLISECOND
-    tpot_share: float = 0.9  # of the objective is aimed at
+    tpot_share: float = 0.9  # of the objective is aimed at by answers that are not streamed
+    stream_share: float = 1.05  # by streams, which have their slack looked at one by one
+    poor_share: float = 0.2  # of the streams may have less slack than a prompt takes
+    prompt_share: float = 0.85  # of the time that reading a prompt takes is lost to the streams
     kv_share: float = 0.92
     prefill_share: float = 0.3  # of the first-token objective may pass before a new prompt's turn
     prefill_kept: float = 0.99  # of the best rate seen, from one view to the next
@@ -45,6 +48,7 @@ class GuardedConfig:
     down_slow: float = 0.96  # per view, at most
     down_fast: float = 0.85  # the same after an alarm
     up_most: float = 1.25
+    beyond: float = 1.15  # of what streams can bear may be in flight: what lower classes bear is not asked of all
     tokens_min: int = 16  # fewer say nothing yet
     signal_ns: int = 3 * SECOND  # what the engine says of itself is not known any more after this long
     kv_full: float = 0.97  # used share of the cache from which on the window does not grow
@@ -70,6 +74,9 @@ class Guarded:
         self._signal_at: Instant = -config.signal_ns
         self._frozen_until: Instant = 0
         self._overfull = 0  # signals in a row that spoke of a queue inside the engine
+        self.slack: SlackConfig | None = SlackConfig(
+            config.tpot_ns, config.poor_share, config.prompt_share, config.least
+        )
         self._config = config
         self._limit = float(self.requests)
         self._prefilled = self._prefilling_ns = 0.0  # prompt tokens, and the time that it took; older ones fade
@@ -139,11 +146,14 @@ class Guarded:
         if slow.tokens < config.tokens_min:
             return
         self.gap_ns = slow.gap_ns
-        aim_ns, limit = config.tpot_share * objective_ns, self._limit
+        aim_ns, limit = (config.stream_share if view.generated else config.tpot_share) * objective_ns, self._limit
         if fast.gap_ns > config.alarm * aim_ns and fast.tokens >= config.tokens_min:
             self._shrink(max(fast.window(aim_ns), config.down_fast * min(limit, max(1, view.in_flight_most))))
         elif slow.gap_ns > aim_ns:
             self._shrink(max(slow.window(aim_ns), config.down_slow * limit))
+        elif view.kept_out:
+            # What is in flight is what the streams can bear; above it is room for those who may hold others up.
+            self._shrink(max(config.beyond * view.in_flight_most, config.down_fast * limit))
         elif self._may_grow(now) and (view.in_flight_most >= 0.9 * limit or (view.waiting and not view.restrained)):
             self._limit = min(config.most, max(limit, min(slow.window(aim_ns), config.up_most * limit + 1.0)))
             self.requests = int(self._limit)
@@ -178,8 +188,8 @@ class Guarded:
         """The best rate of the last while, over the time in which there was anything to prefill: what the engine can
         do, where tokens over all of the time would only say what was asked of it."""
         config = self._config
-        self._prefilled = config.memory_fast * self._prefilled + view.prefilled
-        self._prefilling_ns = config.memory_fast * self._prefilling_ns + view.prefilling_ns
+        self._prefilled = config.memory_slow * self._prefilled + view.prefilled
+        self._prefilling_ns = config.memory_slow * self._prefilling_ns + view.prefilling_ns
         if self._prefilling_ns > 0:
             best = config.prefill_kept * self.prefill_rate
             self.prefill_rate = max(best, self._prefilled / self._prefilling_ns)

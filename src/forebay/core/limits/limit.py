@@ -6,6 +6,7 @@ as it asks to, a view of what the engine holds. It never sees a clock, a queue o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from forebay.core.instant import Instant
@@ -50,6 +51,7 @@ class View(NamedTuple):
     expected_tokens: int  # prompts and expected outputs of the leases, summed
     peak_tokens: int  # most of these that are in the engine's memory at one time, as expected
     restrained: bool = False  # may it hold less than the limit for another reason?
+    kept_out: bool = False  # did a request wait because the streams could not spare the time of its prompt?
 
     def then(self, later: View) -> View:
         """Both as one view: what was summed is added up, what holds now is the later one's."""
@@ -66,7 +68,18 @@ class View(NamedTuple):
             expected_tokens=later.expected_tokens,
             peak_tokens=later.peak_tokens,
             restrained=self.restrained or later.restrained,
+            kept_out=self.kept_out or later.kept_out,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SlackConfig:
+    """What the streams of an engine must be able to spare before a prompt is let in (dispatch/slack.py)."""
+
+    objective_ns: int  # mean time between two tokens of a stream
+    poor_share: float = 0.3  # of the streams may have less than a prompt takes
+    prompt_share: float = 0.85  # of the time that reading a prompt takes is lost to the streams: they go on meanwhile
+    least: int = 2  # requests that are let in whatever the streams say
 
 
 class Limit(Protocol):
@@ -79,6 +92,7 @@ class Limit(Protocol):
     learns: bool  # False: it need not be told anything
     gap_ns: float  # time between two tokens of a stream as it last saw it; 0: it does not look at that
     interval_ns: int  # how often it wants a view; 0: never
+    slack: SlackConfig | None  # what streams must be able to spare; None: it does not look at that
 
     def answered(self, answer: Answer, now: Instant) -> None:
         """A lease ended with a proper answer."""

@@ -21,6 +21,7 @@ class Shadowed:
         self.shadow = shadow
         self.learns = acting.learns or shadow.learns
         self.interval_ns = acting.interval_ns or shadow.interval_ns
+        self.slack = acting.slack
         self._views: View | None = None  # since the shadow was last shown one
         self._follow()
 

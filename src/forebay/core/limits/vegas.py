@@ -11,7 +11,7 @@ from math import ceil, log10
 from typing import Literal
 
 from forebay.core.instant import Chance, Instant
-from forebay.core.limits.limit import UNBOUNDED, Answer, Signal, View
+from forebay.core.limits.limit import UNBOUNDED, Answer, Signal, SlackConfig, View
 from forebay.core.model import EngineSignal
 
 PROBE_MULTIPLIER = 30
@@ -37,6 +37,7 @@ class Vegas:
     prefill_tokens = UNBOUNDED
     prefill_rate = 0.0
     gap_ns = 0.0
+    slack: SlackConfig | None = None
 
     def __init__(self, config: VegasConfig, chance: Chance) -> None:
         self.requests = min(config.most, max(config.least, config.initial))

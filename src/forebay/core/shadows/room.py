@@ -13,4 +13,4 @@ def has_room(pool: Pool, case: Case) -> bool:
         return True
     queue, batcher, tokens = pool.queue, pool.batcher, pool.queue.tokens + case.demand.tokens
     forms = queue.waiting < batcher.max_size and (not queue.waiting or tokens <= batcher.max_tokens)
-    return forms and pool.has_room(tokens, case.now)
+    return forms and any(engine.has_room(tokens, case.now) for engine in pool.engines)

@@ -41,9 +41,11 @@ class Affinity:
         self._least = Least()
         self._seeds: dict[str, int] = {}
 
-    def choose(self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant) -> Engine | None:
+    def choose(
+        self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant, prompt: int | None = None
+    ) -> Engine | None:
         """The first in the rank of its prefix that keeps both bounds, else the least loaded."""
-        best = self._least.choose(engines, request, tokens, now)
+        best = self._least.choose(engines, request, tokens, now, prompt)
         prefix = request.prefix
         if best is None or not prefix:
             return best
@@ -52,7 +54,11 @@ class Affinity:
         latest = config.detour * (best.load(now) + (1 + PROMPT_FIRST) * tokens)  # there it would have to be read
         chosen, highest = best, -1
         for engine in engines:
-            if engine.in_flight < most and engine.load(now) + tokens <= latest and engine.has_room(tokens, now):
+            if (
+                engine.in_flight < most
+                and engine.load(now) + tokens <= latest
+                and engine.has_room(tokens, now, prompt, request.priority)
+            ):
                 rank = _mixed(prefix ^ self._seed(engine.name))
                 if rank > highest:
                     chosen, highest = engine, rank

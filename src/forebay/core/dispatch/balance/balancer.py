@@ -15,6 +15,9 @@ class Balancer(Protocol):
 
     prefix_bytes: int  # of a body, whose hash it wants to know of every request; 0: none
 
-    def choose(self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant) -> Engine | None:
-        """One that has room for so many expected tokens, or None when none has."""
+    def choose(
+        self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant, prompt: int | None = None
+    ) -> Engine | None:
+        """One that has room for so many expected tokens, or None when none has. `prompt`: how many of them have to
+        be read; None does not ask the streams."""
         ...

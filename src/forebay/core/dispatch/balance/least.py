@@ -24,7 +24,14 @@ class Least:
 
     prefix_bytes = 0
 
-    def choose(self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant) -> Engine | None:  # noqa: ARG002
+    def choose(
+        self,
+        engines: Sequence[Engine],
+        request: Request,
+        tokens: int,
+        now: Instant,
+        prompt: int | None = None,
+    ) -> Engine | None:
         """The one with room that has the least work before it; at equal work, the fewest requests."""
         best: Engine | None = None
         least, fewest = inf, 0
@@ -32,6 +39,7 @@ class Least:
             # As `load` says, without a call per engine: there may be dozens.
             load = engine.load(now) if engine.shared else engine.tokens + PROMPT_FIRST * engine.prefill_tokens
             better = load < least or (load == least and engine.in_flight < fewest)
-            if better and engine.has_room(tokens, now):  # asked of few: most engines have more to do than the best yet
+            # Asked of few: most engines have more to do than the best yet.
+            if better and engine.has_room(tokens, now, prompt, request.priority):
                 best, least, fewest = engine, load, engine.in_flight
         return best

@@ -26,9 +26,16 @@ class P2c:
     def __init__(self, chance: Chance) -> None:
         self._chance = chance
 
-    def choose(self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant) -> Engine | None:  # noqa: ARG002
+    def choose(
+        self,
+        engines: Sequence[Engine],
+        request: Request,
+        tokens: int,
+        now: Instant,
+        prompt: int | None = None,
+    ) -> Engine | None:
         """Of two with room, drawn at random, the one with less work before it."""
-        able = [engine for engine in engines if engine.has_room(tokens, now)]
+        able = [engine for engine in engines if engine.has_room(tokens, now, prompt, request.priority)]
         if len(able) < 2:
             return able[0] if able else None
         first = int(self._chance.random() * len(able))

@@ -26,7 +26,14 @@ class Random:
     def __init__(self, chance: Chance) -> None:
         self._chance = chance
 
-    def choose(self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant) -> Engine | None:  # noqa: ARG002
+    def choose(
+        self,
+        engines: Sequence[Engine],
+        request: Request,
+        tokens: int,
+        now: Instant,
+        prompt: int | None = None,
+    ) -> Engine | None:
         """One with room, each as likely as the others."""
-        able = [engine for engine in engines if engine.has_room(tokens, now)]
+        able = [engine for engine in engines if engine.has_room(tokens, now, prompt, request.priority)]
         return able[int(self._chance.random() * len(able))] if able else None
