@@ -446,7 +446,7 @@ class Pipeline:
         while line.waiting:
             self._exits.expire(pool, now, effects)
             head = line.head()
-            engine = None if head is None else returning.spare(pool, head.request, head.demand.tokens, now)
+            engine = None if head is None else returning.spare(pool, head.request, head.demand, now)
             if head is None or engine is None:
                 return
             line.pop(now)

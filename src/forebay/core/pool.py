@@ -32,7 +32,7 @@ from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits import LimitConfig
 from forebay.core.limits.fixed import FixedConfig
 from forebay.core.limits.shadow import shadowed, succeeded
-from forebay.core.model import HYBRID, EngineSignal, Mode, Request, Ticket
+from forebay.core.model import HYBRID, EngineSignal, Mode, Request
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.queueing.floor import FloorShare
 from forebay.core.queueing.ordering import OrderConfig, standing
@@ -246,13 +246,10 @@ class Pool:
                 yield at
             if (slack := engine.slack) is not None and slack.short:
                 yield slack.look_at
-        if not self.single and (head := self.queue.head()) is not None and self._may_leave(head, now):
-            yield self.batch_leaves_at(now)
-
-    def _may_leave(self, head: Ticket, now: Instant) -> bool:
-        """Has any engine room for it? No balancer is asked: it may draw."""
-        demand, priority = head.demand, head.request.priority
-        return any(e.has_room(demand.tokens, now, demand.input_tokens, priority) for e in self.engines)
+        if not self.single and (head := self.queue.head()) is not None:
+            ask = head.demand.tokens, now, head.demand.input_tokens, head.request.priority
+            if any(engine.has_room(*ask) for engine in self.engines):  # no balancer is asked: it may draw
+                yield self.batch_leaves_at(now)
 
     @property
     def up(self) -> bool:

@@ -27,19 +27,20 @@ def gives_way(pool: Pool, request: Request, mode: Mode, now: Instant) -> bool:
 def verdict(pool: Pool, request: Request, demand: Demand, now: Instant) -> Refusal | Engine | Outlook:
     """The engine that it may have at once, or its place in the line, or why there is none."""
     queue, line = pool.queue, pool.returning
-    if not line.waiting and (engine := spare(pool, request, demand.tokens, now)) is not None:
+    if not line.waiting and (engine := spare(pool, request, demand, now)) is not None:
         return engine
     tokens, size = queue.tokens + line.tokens, queue.bytes + line.bytes
     refusal = pool.depth.check(request, demand, HYBRID, waiting=line.waiting, tokens=tokens, size=size)
     return refusal or Outlook(BACKPRESSURE, 0, pool.config.retry.hold_ns, gives_way=True)
 
 
-def spare(pool: Pool, request: Request, tokens: int, now: Instant) -> Engine | None:
+def spare(pool: Pool, request: Request, demand: Demand, now: Instant) -> Engine | None:
     """The engine that would take a return now: nobody waits, places stay free, and few prompts are before the next."""
     retry = pool.config.retry
     if pool.queue.waiting or pool.held_back(request, now) or pool.free(now) <= retry.spare_places * pool.places:
         return None
-    engine = pool.room(request, tokens, now)
+    prompt = demand.input_tokens
+    engine = pool.room(request, demand.tokens, prompt, now)
     if engine is None or engine.prefill_tokens > retry.spare_prompts * engine.limit.prefill_tokens:
         return None
-    return engine
+    return engine if engine.leaves(retry.spare_places, prompt, request.priority, now) else None

@@ -248,7 +248,7 @@ def test_guarded_comes_down_to_what_its_streams_can_bear() -> None:
     assert limit.requests == 85, "not at once: it may be one long prompt"
     for _ in range(10):
         limit.viewed(view(in_flight=40, in_flight_most=40, **kept_out), 0)
-    assert limit.requests == 40
+    assert limit.requests == 46, "with room for those who may hold others up"
 
 
 def test_guarded_does_not_grow_unfelt() -> None:
