@@ -51,7 +51,8 @@ class Figures(NamedTuple):
     warmup_ns: int | None  # None: none is on its way
     room_places: int
     limits: Left | None  # None: its key has none
-    engines: tuple[tuple[str, float, int, int, bool], ...]  # name, tokens before it, places taken, window, room?
+    engines: tuple[tuple[str, float, int, int, bool, int | None], ...]
+    # name, tokens before it, places taken, window, places and memory for it?, what its streams can spare in ns
 
 
 def taken(pool: Pool, request: Request, demand: Demand, path: Path, now: Instant, *, engines: bool) -> tuple[Any, ...]:
@@ -81,7 +82,7 @@ def taken(pool: Pool, request: Request, demand: Demand, path: Path, now: Instant
         forecast.budget_ns(rate, request.wait_budget_ns),
         request.ttft_ns or config.ttft_ns,
         pool.prefill_ns(0),
-        0 if request.patience is None else pool.prefill_ns(demand.input_tokens),
+        pool.prefill_ns(demand.input_tokens) if request.stream or request.patience is not None else 0,
         forecast.first_ns,
         forecast.service_ns,
         None if request.deadline is None else request.deadline - now,
@@ -98,7 +99,14 @@ def taken(pool: Pool, request: Request, demand: Demand, path: Path, now: Instant
         config.waiting_room.places,
         path.left(now) if path.limited else None,
         tuple(
-            (e.name, e.load(now), e.places, e.window(now), e.has_room(demand.tokens, now))
+            (
+                e.name,
+                e.load(now),
+                e.places,
+                e.window(now),
+                e.has_room(demand.tokens, now),
+                None if e.slack is None else e.slack.spare_ns(request.priority, now),
+            )
             for e in pool.engines[:ENGINES_MOST]
         )
         if engines
@@ -157,8 +165,15 @@ def in_words(figures: tuple[Any, ...]) -> dict[str, Any]:
             for level, counts, most, left in (() if f.limits is None else described(f.limits))
         ],
         "engines": [
-            {"name": name, "tokens_before": load, "places": places, "window": window, "room": room}
-            for name, load, places, window, room in f.engines
+            {
+                "name": name,
+                "tokens_before": load,
+                "places": places,
+                "window": window,
+                "room": room,
+                "streams_spare_ms": _ms(spare_ns),
+            }
+            for name, load, places, window, room, spare_ns in f.engines
         ],
     }
 

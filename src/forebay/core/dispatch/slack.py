@@ -54,7 +54,10 @@ class Slack:
         """
         if self.look_at <= now:
             self.look(leases, now)
-        missing_ns = self._missing_ns(prompts_ns, more_ns, priority, now)
+        spare_ns = self.spare_ns(priority, now)
+        if spare_ns is None:
+            return True
+        missing_ns = int(self.config.prompt_share * prompts_ns) + more_ns - spare_ns
         if missing_ns <= 0:
             return True
         self.kept_out = self.kept_out or not more_ns  # who may only have what is left over says nothing of places
@@ -86,13 +89,13 @@ class Slack:
         kept_out, self.kept_out = self.kept_out, False
         return kept_out
 
-    def _missing_ns(self, prompts_ns: float, more_ns: int, priority: int, now: Instant) -> int:
-        config, late_at = self.config, self._late_at.get(priority)
+    def spare_ns(self, priority: int, now: Instant) -> int | None:
+        """By how much all streams of this priority and above, but a few, are ahead of their objective, as last seen.
+        None when a request of that priority need ask nobody."""
+        late_at = self._late_at.get(priority)
         if late_at is None:
             late_at = self._late_at[priority] = [at for at, rank in self._streams if rank >= priority]
-        if 2 * len(late_at) < len(self._streams):
-            return 0  # most are of lower classes: those are held up, and let nobody in until they have made it up
-        poor = int(config.poor_share * len(late_at))
-        if poor >= len(late_at):
-            return 0
-        return int(config.prompt_share * prompts_ns) + more_ns - (late_at[poor] - now)
+        poor = int(self.config.poor_share * len(late_at))
+        if poor >= len(late_at) or 2 * len(late_at) < len(self._streams):
+            return None  # where most are of lower classes, those are held up, and let nobody in until it is made up
+        return late_at[poor] - now

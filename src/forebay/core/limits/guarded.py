@@ -3,7 +3,8 @@
 Batching makes an answer slower all by itself, long before anything queues, so a rule on response times stops an engine
 that batches at half of what it can do. What must hold instead is asked for directly:
 
-- *step time*: the gap between tokens of the streams stays under the objective for it;
+- *slack*: a prompt is let in when the streams can spare the time that it takes (dispatch/slack.py);
+- *step time*: the gap between tokens of the streams stays about the objective for it;
 - *memory*: the expected peak of the KV cache stays under its capacity, where that is known;
 - *prefill*: prompt tokens that are ahead of a new request take no more than a share of the first-token objective.
 
