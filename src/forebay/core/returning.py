@@ -35,12 +35,12 @@ def verdict(pool: Pool, request: Request, demand: Demand, now: Instant) -> Refus
 
 
 def spare(pool: Pool, request: Request, demand: Demand, now: Instant) -> Engine | None:
-    """The engine that would take a return now: nobody waits, places stay free, and few prompts are before the next."""
+    """The engine that would take a return now: nobody waits, and places and slack are left for new requests."""
     retry = pool.config.retry
     if pool.queue.waiting or pool.held_back(request, now) or pool.free(now) <= retry.spare_places * pool.places:
         return None
     prompt = demand.input_tokens
     engine = pool.room(request, demand.tokens, prompt, now)
-    if engine is None or engine.prefill_tokens > retry.spare_prompts * engine.limit.prefill_tokens:
+    if engine is None or not engine.leaves(retry.spare_slack, prompt, request.priority, now):
         return None
-    return engine if engine.leaves(retry.spare_places, prompt, request.priority, now) else None
+    return engine

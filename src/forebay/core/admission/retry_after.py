@@ -41,8 +41,8 @@ class RetryConfig:
     beyond_ns: int = 60 * SECOND  # those who get no place are told a time up to so much beyond what is kept to
     probe_interval_ns: int = SECOND  # after which an engine that is away may be back
     hold_ns: int = 6 * SECOND  # that who came back may wait for what new requests leave
-    spare_places: float = 0.15  # of the places stay free when such a one is let in
-    spare_prompts: float = 0.3  # of the prompts that an engine may have before it, at most when one is let in
+    spare_places: float = 0.05  # of the places stay free when such a one is let in
+    spare_slack: float = 0.03  # of an average answer, that streams stay ahead of their objective when one is let in
 
 
 class _Calendar:
