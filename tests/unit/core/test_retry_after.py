@@ -101,6 +101,17 @@ def test_what_a_little_more_brings_is_spread_over_all_seconds() -> None:
     assert sum(second * count for second, count in due.items()) / due.total() == pytest.approx(27.5, abs=5)
 
 
+def test_a_trace_in_near_seconds_draws_no_places_of_far_ones() -> None:
+    """A refusal every 10 ms, while it turns out little by little that more can be served, and far seconds open."""
+    made, due = ladder(headroom=0.0), Counter[int]()
+    for step in range(6_000):
+        now = step * SECOND // 100
+        if (wait := made.next_ns(100.0 + step / 10_000, now, usual_rate=90.0)) <= 55 * SECOND:
+            due[(now + wait) // SECOND] += 1
+    assert max(due.values()) <= 13, "10 to 10.6 in each second, and what chance adds"
+    assert min(due[second] for second in range(2, 110)) >= 9
+
+
 def test_nobody_is_told_to_come_into_the_overload() -> None:
     made = ladder()
     assert made.next_ns(100.0, 0, least_ns=7 * SECOND) >= 7 * SECOND

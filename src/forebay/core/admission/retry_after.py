@@ -66,8 +66,8 @@ class _Calendar:
         """The second of the first free place from `first` on, at `room` places per second; None: none up to `last`,
         which is less than SPAN after the present.
 
-        A place that several seconds make up together is in any of them, by `drawn` of 1: when the room grows by a
-        little again and again, all these places would else be in the last second that there is.
+        A place that several seconds make up together is in the one where so much of it, `drawn` of 1, has come
+        together: when the room grows by a little again and again, all these places would else be in the last second.
         """
         if present > self._first:
             self._forget(present)
@@ -85,14 +85,25 @@ class _Calendar:
         if at >= end:
             self._none_from, self._none_to, self._left, self._left_at = first, last, found, room
             return None
+        second = at
         if at > begin:
+            if drawn < found - max(0.0, room - places[at]):
+                second = self._where(drawn, room, begin)
             full = array("d", [room])
             places[begin:at] = full * (at - begin) if max(places[begin:at]) <= room else _filled(places[begin:at], room)
         taken = places[at] if places[at] > room else room
         places[at] = taken - (found - 1.0) if found > 1.0 else taken
         if at + base > self.last:
             self.last = at + base
-        return base + begin + int(drawn * (at + 1 - begin))
+        return base + second
+
+    def _where(self, drawn: float, room: float, begin: int) -> int:
+        """By which index so much of a place has come together."""
+        at, found, places = begin, max(0.0, room - self._places[begin]), self._places
+        while found <= drawn and at + 1 < SPAN:
+            at += 1
+            found += max(0.0, room - places[at])
+        return at
 
     def _gather(self, room: float, begin: int, end: int) -> tuple[int, float]:
         """By which index a place has come together, of what each has left from `begin` on, and how much has; `end`:
