@@ -42,7 +42,7 @@ class RetryConfig:
     probe_interval_ns: int = SECOND  # after which an engine that is away may be back
     hold_ns: int = 6 * SECOND  # that who came back may wait for what new requests leave
     spare_places: float = 0.05  # of the places stay free when such a one is let in
-    spare_slack: float = 0.03  # of an average answer, that streams stay ahead of their objective when one is let in
+    spare_slack: float = 0.04  # of an average answer, that streams stay ahead of their objective when one is let in
 
 
 class _Calendar:
