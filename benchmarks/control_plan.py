@@ -20,7 +20,7 @@ WINDOWS = {
     H100: (128, 240, 264, 288, 312, 352),
 }
 """Requests in flight per engine that are tried by hand."""
-HOLD_BACK = 0.08
+HOLD_BACK = 0.05
 """Told for the class that is not critical."""
 
 Run = Callable[[Sequence[Trial]], dict[Trial, Figures]]
