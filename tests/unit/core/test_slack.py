@@ -118,7 +118,7 @@ def test_what_was_seen_earlier_never_lets_in_more_than_what_is_there_now(
 def engine(**settings: Any) -> Engine:
     made = Engine("e", Guarded(GuardedConfig(initial=100, **settings)), HealthConfig())
     made.health.readiness = Readiness.UP
-    made.limit.prefill_rate = 1000 / SECOND  # a prompt of 1,000 tokens in a second
+    made.limit.prefill_rate, made.limit.gap_ns = 1000 / SECOND, 50.0 * MS  # a prompt of 1,000 tokens in a second
     return made
 
 
@@ -169,7 +169,8 @@ def test_a_request_waits_until_the_streams_have_made_it_up(bench: Any, leases: A
     b = bench(PoolConfig("p", ("p/0",), limit=GuardedConfig(initial=100, prompt_share=1.0)))
     b.advance(SECOND)
     held = [leases(b.offer(stream=True, tokens=100, max_output_tokens=50, generates=True))[0] for _ in range(4)]
-    b.pipeline.pools[0].engines[0].limit.prefill_rate = 1000 / SECOND
+    limit = b.pipeline.pools[0].engines[0].limit
+    limit.prefill_rate, limit.gap_ns = 1000 / SECOND, 50.0 * MS
     for lease in held:
         b.report(FirstToken(lease))
         lease.generated = 1
@@ -196,3 +197,17 @@ def test_streams_of_lower_classes_keep_nobody_out() -> None:
     slack.changed()
     assert not slack.spares(100 * MS, 0, 1, streams, now), "half of them are its own, or above"
     assert slack.spares(100 * MS, 0, 2, streams, now)
+
+
+def test_streams_that_go_much_faster_than_they_must_are_not_asked() -> None:
+    """F-09: what a burst takes from them on an engine that is not full, they make up."""
+    slack = Slack(OBJECTIVE)
+    assert not slack.asked(34 * MS, 100)
+    assert slack.asked(35 * MS, 100)
+    assert not slack.asked(35 * MS, 1)
+    e = engine()
+    for _ in range(3):
+        opened(e, T)
+    assert not e.has_room(100, T, prompt=5000)
+    e.limit.gap_ns = 20.0 * MS
+    assert e.has_room(100, T, prompt=5000)

@@ -93,11 +93,11 @@ class Engine:
 
     def leaves(self, share: float, prompt: int, priority: int, now: Instant) -> bool:
         """Can its streams of that priority and above spare a prompt's time, and a share of an average answer's too?"""
-        slack, rate = self.slack, self.limit.prefill_rate
-        if slack is None or rate <= 0.0 or self.places < slack.config.least:
+        slack, limit = self.slack, self.limit
+        if slack is None or not slack.asked(limit.gap_ns, self.places) or limit.prefill_rate <= 0.0:
             return True
         more_ns = int(share * self.output_tokens * slack.config.objective_ns)
-        return slack.spares((self.prefill_tokens + prompt) / rate, more_ns, priority, self.leases, now)
+        return slack.spares((self.prefill_tokens + prompt) / limit.prefill_rate, more_ns, priority, self.leases, now)
 
     def window(self, now: Instant) -> int:
         """Places that it may hold now: those of its limit, or fewer while it is restrained; never none."""

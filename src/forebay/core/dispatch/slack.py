@@ -43,6 +43,12 @@ class Slack:
         self.look_at: Instant = 0  # when to look at them again
         self._soonest: Instant = 0  # and not before
 
+    def asked(self, gap_ns: float, places: int) -> bool:
+        """Is it worth asking the streams of an engine with this mean gap and so many requests? While they go much faster
+        than they must, they will make up what a burst of prompts takes from them."""
+        config = self.config
+        return places >= config.least and gap_ns >= config.pressed * config.objective_ns
+
     def changed(self) -> None:
         """A stream began: it is the poorest of all, and the prompt that it came from is read."""
         self.look_at = 0
