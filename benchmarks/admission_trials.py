@@ -200,8 +200,8 @@ class _BlindEngine(Engine):
 
     __slots__ = ()
 
-    def has_room(self, tokens: int, now: Instant) -> bool:  # noqa: ARG002
-        return Engine.has_room(self, 0, now)
+    def has_room(self, tokens: int, now: Instant, prompt: int | None = None, priority: int = 0) -> bool:  # noqa: ARG002
+        return Engine.has_room(self, 0, now, prompt, priority)
 
 
 def measure(trial: Trial) -> Measured:

@@ -141,7 +141,7 @@ def test_l06_what_requests_are_expected_to_cost_may_change(reloadable: Reloadabl
     reload(output_tokens_default=300)
     first = reserved()
     reload(output_tokens_default=1_000)
-    assert reserved() == first + 700
+    assert reserved() == pytest.approx(first + 700, abs=10)  # bodies differ by the name that marks them
     by_bytes = reserved(LONG_WORD)
     reload(output_tokens_default=1_000, tokenizers={"m": "o200k"})
     eventually(lambda: reserved(LONG_WORD) < by_bytes, within=20, what="the tokenizer's own count")

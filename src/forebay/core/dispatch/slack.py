@@ -44,8 +44,8 @@ class Slack:
         self._soonest: Instant = 0  # and not before
 
     def asked(self, gap_ns: float, places: int) -> bool:
-        """Is it worth asking the streams of an engine with this mean gap and so many requests? While they go much faster
-        than they must, they will make up what a burst of prompts takes from them."""
+        """Is it worth asking the streams of an engine with this mean gap and so many requests? While they go much
+        faster than they must, they will make up what a burst of prompts takes from them."""
         config = self.config
         return places >= config.least and gap_ns >= config.pressed * config.objective_ns
 
