@@ -100,7 +100,11 @@ def test_what_vllm_refuses_is_a_refusal(
     def one(_: int) -> Answer:
         return ask(gateway.port, generation(tokens, prompt=prompt, stream=stream), path=COMPLETIONS, within=30)
 
-    answers = [answer for _ in range(3) for answer in in_parallel(one, range(clients))]
+    answers: list[Answer] = []
+    for number in range(12):  # whether its queue fills up is a matter of how fast it is at the moment
+        answers += in_parallel(one, range(clients))
+        if number >= 2 and any(answer.status != 200 for answer in answers):
+            break
     served = [answer for answer in answers if answer.status == 200]
     refused = [answer for answer in answers if answer.status != 200]
     assert served

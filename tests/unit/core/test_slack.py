@@ -133,7 +133,7 @@ def opened(e: Engine, now: int, *, prompt: int = 100, first: bool = True) -> Lea
 
 def test_prompts_that_are_being_read_count_with_the_new_one() -> None:
     e = engine(prompt_share=1.0)
-    leases = [opened(e, T) for _ in range(4)]
+    leases = [opened(e, T, prompt=400) for _ in range(4)]
     for lease in leases:
         lease.generated = 13  # 600 ms ahead of 50 ms each, at once
     assert e.has_room(100, T, prompt=600)
@@ -211,3 +211,16 @@ def test_streams_that_go_much_faster_than_they_must_are_not_asked() -> None:
     assert not e.has_room(100, T, prompt=5000)
     e.limit.gap_ns = 20.0 * MS
     assert e.has_room(100, T, prompt=5000)
+
+
+def test_the_longest_prompts_are_asked_as_long_ones() -> None:
+    """F-10: were they asked as they are, short ones would always get in before them."""
+    slack = Slack(OBJECTIVE)
+    assert slack.fair_size(50_000) == 50_000, "nothing is known of others"
+    for _ in range(300):
+        slack.opened(500)
+    assert slack.fair_size(900) == 900
+    assert slack.fair_size(50_000) == 1000
+    for _ in range(300):
+        slack.opened(4000)
+    assert slack.fair_size(7000) == 7000

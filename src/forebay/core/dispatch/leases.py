@@ -22,7 +22,6 @@ PROMPT_FIRST = 4
 of whoever comes next, where those of streams under way only make every step a little longer."""
 
 DEFAULT_RAMP, DEFAULT_PRESSURE = RampConfig(), PressureConfig()
-
 OUTPUTS_KEPT = 64
 """Answers over which their mean length is taken."""
 
@@ -78,8 +77,7 @@ class Engine:
         self._ramp.config, self.pressure.config = ramp, pressure
 
     def has_room(self, tokens: int, now: Instant, prompt: int | None = None, priority: int = 0) -> bool:
-        """May it take this much more? An idle engine takes any single request. `prompt`: tokens that are to be read;
-        None does not ask whether the streams can spare the time for them."""
+        """May it take this much more? Idle, any single request. `prompt`: tokens to be read; None asks no streams."""
         limit = self.limit
         health = self.health
         if self.places >= limit.requests or health.readiness is not UP or health.ejected_until > now:
@@ -97,7 +95,8 @@ class Engine:
         if slack is None or not slack.asked(limit.gap_ns, self.places) or limit.prefill_rate <= 0.0:
             return True
         more_ns = int(share * self.output_tokens * slack.config.objective_ns)
-        return slack.spares((self.prefill_tokens + prompt) / limit.prefill_rate, more_ns, priority, self.leases, now)
+        prompts_ns = (self.prefill_tokens + slack.fair_size(prompt)) / limit.prefill_rate
+        return slack.spares(prompts_ns, more_ns, priority, self.leases, now)
 
     def window(self, now: Instant) -> int:
         """Places that it may hold now: those of its limit, or fewer while it is restrained; never none."""
@@ -139,7 +138,7 @@ class Engine:
             self.prefill_tokens += ticket.demand.input_tokens
         self.leases[lease] = None
         if self.limit.learns:
-            self._opened(now)
+            self._opened(ticket.demand.input_tokens, now)
         return lease
 
     def close(self, lease: Lease, now: Instant) -> None:
@@ -287,11 +286,12 @@ class Engine:
         if limit.interval_ns != before.interval_ns:
             self.view_at = now + limit.interval_ns if self.leases and limit.interval_ns else 0
 
-    def _opened(self, now: Instant) -> None:
-        watch = self._watch
-        watch.in_flight_most = max(watch.in_flight_most, self.in_flight)
+    def _opened(self, prompt: int, now: Instant) -> None:
+        if self.slack is not None:
+            self.slack.opened(prompt)
+        self._watch.in_flight_most = max(self._watch.in_flight_most, self.in_flight)
         if not self.view_at and self.limit.interval_ns:
-            watch.seen_at = now
+            self._watch.seen_at = now
             self.view_at = now + self.limit.interval_ns
 
     def _end_prefill(self, ticket: Ticket, now: Instant) -> None:

@@ -23,6 +23,10 @@ LOOK_EACH_NS = MILLISECOND // 20
 LOOK_MOST_NS = 20 * MILLISECOND
 GAIN = 4
 """A stream gets ahead by about so much more than the time that passes, at most."""
+PROMPTS_KEPT = 64
+"""Prompts over which their mean length is taken."""
+LONGEST = 2.0
+"""Times the mean is the most that a prompt is asked as."""
 HOPELESS = 40
 """Objectives behind: such a stream is late whatever is let in, or its caller does not read it. It keeps nobody out."""
 
@@ -30,7 +34,7 @@ HOPELESS = 40
 class Slack:
     """The streams of one engine, as they were when they were last looked at."""
 
-    __slots__ = ("_late_at", "_soonest", "_streams", "config", "kept_out", "look_at", "short")
+    __slots__ = ("_late_at", "_soonest", "_streams", "_usual", "config", "kept_out", "look_at", "short")
 
     def __init__(self, config: SlackConfig) -> None:
         self.config = config
@@ -42,12 +46,22 @@ class Slack:
         self._late_at: dict[int, list[Instant]] = {}  # the same of all streams of a priority and higher ones
         self.look_at: Instant = 0  # when to look at them again
         self._soonest: Instant = 0  # and not before
+        self._usual = 0.0  # tokens of a prompt, on average
 
     def asked(self, gap_ns: float, places: int) -> bool:
         """Is it worth asking the streams of an engine with this mean gap and so many requests? While they go much
         faster than they must, they will make up what a burst of prompts takes from them."""
         config = self.config
         return places >= config.least and gap_ns >= config.pressed * config.objective_ns
+
+    def opened(self, prompt: int) -> None:
+        """A request with so many prompt tokens was let in."""
+        self._usual += (prompt - self._usual) / PROMPTS_KEPT if self._usual else prompt
+
+    def fair_size(self, prompt: int) -> float:
+        """What a prompt is asked as. Were the longest asked as they are, short ones would always get in before them."""
+        most = LONGEST * self._usual
+        return prompt if prompt < most or not most else most
 
     def changed(self) -> None:
         """A stream began: it is the poorest of all, and the prompt that it came from is read."""
