@@ -12,7 +12,7 @@ from forebay.engines.openai import OpenAIEngine
 from forebay.engines.probe import MISSES_MAX, Probed, Prober
 
 UP, WARMING, DOWN = Probed.UP, Probed.WARMING, Probed.DOWN
-TIMEOUT_S = 0.02
+TIMEOUT_S = 0.2
 
 
 class Port:
