@@ -7,6 +7,7 @@ to draw by chance it draws from a stream of its own. What it keeps is its `state
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -89,7 +90,7 @@ class Kept(NamedTuple):
     state: Any
 
 
-class Shadow:
+class Shadow(ABC):
     """One setting in shadow: its question, and what it has to be told for that."""
 
     policy: ClassVar[Policy]
@@ -104,20 +105,22 @@ class Shadow:
     def __init__(self, kept: Kept) -> None:
         self.kept = kept
 
+    @abstractmethod
     def judge(self, case: Case) -> Said | None:
         """Its verdict; None when the setting does not concern the request."""
-        raise NotImplementedError
 
-    def admitted(self, ticket: Ticket, engine: Any, now: Instant) -> None:
+    # What a shadow need not be told, it leaves as it is.
+
+    def admitted(self, ticket: Ticket, engine: Any, now: Instant) -> None:  # noqa: B027
         """A request was let in: for this engine at once, or (None) to wait."""
 
-    def waited(self, ticket: Ticket, now: Instant, *, expired: bool) -> None:
+    def waited(self, ticket: Ticket, now: Instant, *, expired: bool) -> None:  # noqa: B027
         """One that waited has its turn, or its time is up."""
 
-    def ended(self, ticket: Ticket, usage: Usage | None, now: Instant) -> None:
+    def ended(self, ticket: Ticket, usage: Usage | None, now: Instant) -> None:  # noqa: B027
         """An admitted request has its outcome, having used this."""
 
-    def removed(self) -> None:
+    def removed(self) -> None:  # noqa: B027
         """It is no longer wanted."""
 
 

@@ -40,9 +40,8 @@ class Slack:
         self.config = config
         self.short = False  # was a prompt kept out since they were last looked at?
         self.kept_out = False  # and since that was last asked, one that is due a place?
-        self._streams: list[
-            tuple[Instant, int]
-        ] = []  # when each would be late if no token came, in order, and its priority
+        # When each would be late if no token came, in order, and its priority.
+        self._streams: list[tuple[Instant, int]] = []
         self._late_at: dict[int, list[Instant]] = {}  # the same of all streams of a priority and higher ones
         self.look_at: Instant = 0  # when to look at them again
         self._soonest: Instant = 0  # and not before

@@ -77,8 +77,8 @@ class SlackConfig:
     """What the streams of an engine must be able to spare before a prompt is let in (dispatch/slack.py)."""
 
     objective_ns: int  # mean time between two tokens of a stream
-    poor_share: float = 0.3  # of the streams may have less than a prompt takes
-    prompt_share: float = 0.85  # of the time that reading a prompt takes is lost to the streams: they go on meanwhile
+    poor_share: float  # of the streams may have less than a prompt takes
+    prompt_share: float  # of the time that reading a prompt takes is lost to the streams: they go on meanwhile
     least: int = 2  # requests that are let in whatever the streams say
     pressed: float = 0.7  # of the objective is the streams' mean gap before they are asked: below, they will make it up
 
