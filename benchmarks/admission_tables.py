@@ -112,8 +112,10 @@ def detail(result: Result) -> str:
                 counted = next(iter(found.values()))["counted"]["refused"]
                 cells = [f"{case['load']:g}", METRICS[metric], f"{target / 1000:g}", f"{100 * counted:.1f}"]
                 for pair in pairs:
-                    one = found.get(pair)
-                    cells += ["–", "–"] if one is None else [_range(one["fewer"]), _signed_range(one["tokens_more"])]
+                    other = found.get(pair)
+                    cells += (
+                        ["–", "–"] if other is None else [_range(other["fewer"]), _signed_range(other["tokens_more"])]
+                    )
                 rows.append(cells)
         lines += [*tables.table(head, rows), ""]
     return "\n".join(lines)
@@ -178,7 +180,8 @@ class _Mix(NamedTuple):
 
 def _mixed(case: Mapping[str, Any], name: str, place: Mapping[str, Any]) -> _Mix:
     points = {one["setting"]: one for one in case["policies"][name]}
-    low, high, part = points[place["low"]], points[place["high"]], place["part"]
+    low, high = points[place["low"]], points[place["high"]]
+    part: float = place["part"]
 
     def between(one: float, other: float) -> float:
         return one + part * (other - one)

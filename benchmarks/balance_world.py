@@ -119,7 +119,14 @@ class FirstOnes:
 
     prefix_bytes = 0
 
-    def choose(self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant) -> Engine | None:  # noqa: ARG002
+    def choose(
+        self,
+        engines: Sequence[Engine],
+        request: Request,  # noqa: ARG002
+        tokens: int,  # noqa: ARG002
+        now: Instant,  # noqa: ARG002
+        prompt: int | None = None,  # noqa: ARG002
+    ) -> Engine | None:
         """The one that holds least of its own."""
         return min(engines[: ENGINES // GATEWAYS], key=lambda engine: engine.tokens)
 
@@ -140,7 +147,14 @@ class PagesAlone:
 
         pool.signalled = signalled  # type: ignore[method-assign]
 
-    def choose(self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant) -> Engine | None:  # noqa: ARG002
+    def choose(
+        self,
+        engines: Sequence[Engine],
+        request: Request,  # noqa: ARG002
+        tokens: int,  # noqa: ARG002
+        now: Instant,  # noqa: ARG002
+        prompt: int | None = None,  # noqa: ARG002
+    ) -> Engine | None:
         """The one whose page counted fewest requests."""
         among = list(engines) if self._chance is None else self._chance.sample(list(engines), 2)
         return min(among, key=lambda engine: self._said.get(engine.name, 0))

@@ -179,9 +179,9 @@ class Verdict:
 
 def blank(engine: str, limits: EngineLimits) -> StepProfile:
     """A profile that has everything but coefficients."""
-    nothing = dict.fromkeys(("c0", "w", "r", "e", "seq", "kv", "att"), 0.0)
     return StepProfile(
-        name=engine, gpu="cpu", gpus=1, model=engine, engine=engine, confidence="", p=2.0, **nothing,
+        name=engine, gpu="cpu", gpus=1, model=engine, engine=engine, confidence="",
+        c0=0.0, w=0.0, r=0.0, p=2.0, e=0.0, seq=0.0, kv=0.0, att=0.0,
         kv_tokens=limits.kv_tokens, max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens, decode_tokens_per_s={}, prefill_tokens_per_s={},
         max_mixed_tokens=limits.max_mixed_tokens,

@@ -12,13 +12,14 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 from shutil import copyfile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from unittest.mock import patch
 
 import msgspec
 import uvloop
@@ -294,16 +295,9 @@ def _copied(database: Database, made: Created, number: int) -> list[str]:
     return [made.secret, *(one.credential for one in minted)]
 
 
-@contextmanager
-def _unpriced(arm: Arm) -> Iterator[None]:
+def _unpriced(arm: Arm) -> AbstractContextManager[object]:
     """Without an estimator a body's text is not priced either."""
-    priced = peek_module.tokens_per_byte
-    if not arm.estimates:
-        peek_module.tokens_per_byte = lambda *_: 0.25
-    try:
-        yield
-    finally:
-        peek_module.tokens_per_byte = priced
+    return nullcontext() if arm.estimates else patch.object(peek_module, "tokens_per_byte", lambda *_: 0.25)
 
 
 async def _healthy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import mean, median
@@ -120,7 +121,7 @@ def _requests(rng: Random, key: str, kinds: dict[str, Text], count: int) -> Iter
     for _ in range(count):
         kind = rng.choice(names)
         escaped = escapes if len(names) == 1 else rng.random() < 0.5
-        yield Sample(key, kind, bodies(rng, lambda size, make=kinds[kind]: make(rng, size), escaped=escaped))
+        yield Sample(key, kind, bodies(rng, partial(kinds[kind], rng), escaped=escaped))
 
 
 def traffic(seed: int, count: int) -> dict[str, list[list[Sample]]]:

@@ -8,6 +8,7 @@ habits is what the gateway learns from its engines.
 from __future__ import annotations
 
 import textwrap
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -80,7 +81,7 @@ def fit(seed: int) -> dict[str, bytes]:
     makers += [(make, ODDITIES_EACH) for make in oddities().values()]
     for make, times in makers:
         for _ in range(times):
-            body, contents = bodies(rng, lambda size, make=make: make(rng, size), escaped=rng.random() < 0.5)
+            body, contents = bodies(rng, partial(make, rng), escaped=rng.random() < 0.5)
             tokens = [judge(contents) for judge in judged.values()]
             byte_class = peek(body).byte_class
             name = next(name for name, classes in TABLES.items() if byte_class in classes)
