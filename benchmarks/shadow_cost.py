@@ -26,7 +26,7 @@ from forebay.core.limits.guarded import GuardedConfig
 from forebay.core.pipeline import PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.queueing.ordering import OrderConfig
-from forebay.core.shadow import ShadowConfig
+from forebay.core.shadows.shadow import ShadowConfig
 from forebay.core.tuning.derived import DerivedConfig
 from forebay.core.tuning.fixed import FixedConfig
 from forebay.core.tuning.stepwise import StepwiseConfig

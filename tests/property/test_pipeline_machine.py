@@ -32,7 +32,7 @@ from forebay.core.outcome import EvictReason, FailReason, Outcome, ShedReason
 from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.quota.terms import KeyLimits, KeyTerms
-from forebay.core.shadow import ShadowConfig
+from forebay.core.shadows.shadow import ShadowConfig
 from forebay.core.tuning.depth import TuningConfig
 from forebay.core.tuning.derived import DerivedConfig
 from forebay.core.tuning.stepwise import StepwiseConfig

@@ -42,7 +42,7 @@ from forebay.core.pipeline import Pipeline, PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.queueing.ordering import OrderConfig
 from forebay.core.quota.terms import KeyLimits, KeyTerms
-from forebay.core.shadow import POLICIES, ShadowConfig
+from forebay.core.shadows.shadow import POLICIES, ShadowConfig
 from forebay.core.tuning.depth import TuningConfig
 from forebay.core.tuning.derived import DerivedConfig
 from forebay.core.tuning.fixed import FixedConfig as FixedDepth

@@ -38,7 +38,7 @@ from forebay.core.pipeline import PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.queueing.ordering import OrderConfig
 from forebay.core.quota.terms import KeyLimits, KeyTerms
-from forebay.core.shadow import ShadowConfig
+from forebay.core.shadows.shadow import ShadowConfig
 from forebay.core.tuning import TunerConfig
 from forebay.core.tuning.depth import TuningConfig
 from forebay.core.tuning.derived import DerivedConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.core import shadows, verdicts
+from forebay.core import verdicts
 from forebay.core.admission.fair_share import FairShare
 from forebay.core.effects import Effect, Refuse
 from forebay.core.events import Observer
@@ -11,6 +11,7 @@ from forebay.core.model import BACKPRESSURE, CLOSED, IN_FLIGHT, QUEUED, Refusal,
 from forebay.core.outcome import EVICTED, EvictReason, Outcome, Reason
 from forebay.core.pool import Pool
 from forebay.core.quota.path import Path
+from forebay.core.shadows import moments
 
 
 class Exits:
@@ -41,7 +42,7 @@ class Exits:
             fair: FairShare = ticket.fair or ticket.pool.fair(request.priority)  # it came before shares were kept
             fair.ended(request.flow or request.key, ticket.demand.work, done, now)
         if ticket.pool.shadows is not None:
-            shadows.ended(ticket.pool.shadows, ticket, usage, now)
+            moments.ended(ticket.pool.shadows, ticket, usage, now)
         self._observer.closed(ticket)
         ticket.lease = None  # they refer to each other: broken here, ended requests need no garbage collector
 
@@ -59,7 +60,7 @@ class Exits:
                 waited = max(now - ticket.arrived, ticket.wait_budget_ns + 1)
                 pool.forecast.observe(waited, ticket.predicted_wait_ns, ticket.wait_budget_ns, now)
             if pool.shadows is not None:
-                shadows.expired(pool.shadows, ticket, now)
+                moments.expired(pool.shadows, ticket, now)
             self.evict(ticket, EvictReason.EXPIRED, pool, now, effects)
 
     def evict_all(self, pool: Pool, reason: EvictReason, now: Instant, effects: list[Effect]) -> None:
@@ -90,6 +91,6 @@ class Exits:
             refusal = Refusal(reason, retry, limit / MILLISECOND, waited / MILLISECOND, "ms of queue wait")
         ticket.refusal = refusal = verdicts.timed(pool, refusal, ticket.request, now)
         if pool.shadows is not None:
-            shadows.told(pool.shadows, ticket.request, ticket.demand, refusal, now)
+            moments.told(pool.shadows, ticket.request, ticket.demand, refusal, now)
         self.close(ticket, EVICTED, reason, None, now)
         effects.append(Refuse(ticket.request, refusal, ticket))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forebay.core.dispatch.leases import Engine
 from forebay.core.instant import Instant
-from forebay.core.limits.shadow import Shadowed
+from forebay.core.limits.pair import Shadowed
 from forebay.core.pool import Pool
 from forebay.core.snapshot import EngineSnapshot, PoolSnapshot
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from forebay.core import depths, picture, returning, shadows, verdicts
+from forebay.core import depths, picture, returning, verdicts
 from forebay.core.admission.estimate import DemandEstimator, EstimateConfig
 from forebay.core.admission.forecast import Outlook
 from forebay.core.dispatch.leases import Engine
@@ -52,7 +52,7 @@ from forebay.core.pool import Pool, PoolConfig
 from forebay.core.quota.budget import KeyBudget, Quota
 from forebay.core.quota.path import FRAME_EVENTS, FREE, Path, Prices
 from forebay.core.quota.terms import KeyLimits, KeyTerms, OverBudget
-from forebay.core.shadows import reload
+from forebay.core.shadows import moments, reload
 from forebay.core.snapshot import Snapshot
 
 
@@ -135,7 +135,7 @@ class Pipeline:
         if request.retries and isinstance(verdict, Outlook):
             ticket.gives_way = verdict.gives_way
         if pool.shadows is not None:
-            shadows.admitted(pool.shadows, ticket, verdict, now)
+            moments.admitted(pool.shadows, ticket, verdict, now)
         if self.on_admitted is not None:
             self.on_admitted(ticket, now)
         if pool.tuning.resting:
@@ -358,7 +358,7 @@ class Pipeline:
         if pool.shadows is None:
             refusal = verdicts.timed(pool, refusal, request, now)
         else:
-            refusal = shadows.refused(pool, request, demand, refusal, now)
+            refusal = moments.refused(pool, request, demand, refusal, now)
         predicted = int(refusal.actual * MILLISECOND) if refusal.reason is QUEUE_WAIT else 0
         self._observer.shed(request, refusal, predicted)
         return Refuse(request, refusal)
@@ -433,7 +433,7 @@ class Pipeline:
                 queue.pop(now)
                 self._exits.queued -= 1
                 if pool.shadows is not None:
-                    shadows.turned(pool.shadows, head, engine, now)
+                    moments.turned(pool.shadows, head, engine, now)
                 effects.append(Dispatch((self._dispatch(head, engine, None, now),)))
             else:
                 effects.append(Dispatch(tuple(self._dispatch_batch(pool, engine, now))))
@@ -452,7 +452,7 @@ class Pipeline:
             line.pop(now)
             self._exits.queued -= 1
             if pool.shadows is not None:
-                shadows.turned(pool.shadows, head, engine, now)
+                moments.turned(pool.shadows, head, engine, now)
             effects.append(Dispatch((self._dispatch(head, engine, None, now),)))
 
     def _dispatch_batch(self, pool: Pool, engine: Engine, now: Instant) -> Iterable[Lease]:
@@ -469,7 +469,7 @@ class Pipeline:
             queue.pop(now)
             self._exits.queued -= 1
             if pool.shadows is not None:
-                shadows.turned(pool.shadows, head, engine, now, led=batch.size > 0)
+                moments.turned(pool.shadows, head, engine, now, led=batch.size > 0)
             batch.size += 1
             tokens += more
             yield self._dispatch(head, engine, batch, now)

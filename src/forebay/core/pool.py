@@ -31,12 +31,12 @@ from forebay.core.dispatch.totals import Totals
 from forebay.core.instant import MILLISECOND, SECOND, Chance, Instant
 from forebay.core.limits import LimitConfig
 from forebay.core.limits.fixed import FixedConfig
-from forebay.core.limits.shadow import shadowed, succeeded
+from forebay.core.limits.pair import shadowed, succeeded
 from forebay.core.model import HYBRID, EngineSignal, Mode, Request
 from forebay.core.queueing.bounded import FairQueue
 from forebay.core.queueing.floor import FloorShare
 from forebay.core.queueing.ordering import OrderConfig, standing
-from forebay.core.shadow import ShadowConfig, Shadows
+from forebay.core.shadows.shadow import ShadowConfig, Shadows
 from forebay.core.tuning.depth import TuningConfig
 from forebay.core.tuning.pair import Tuners
 

@@ -15,7 +15,7 @@ from forebay.core.model import Demand, Refusal, Request, Ticket, Usage
 from forebay.core.outcome import Outcome
 from forebay.core.pool import Pool
 from forebay.core.quota.path import Path
-from forebay.core.shadow import Said
+from forebay.core.shadows.shadow import Said
 from forebay.telemetry.figures import in_words, taken
 
 COMPLETED = Outcome.COMPLETED  # looking it up on its class costs more than comparing

@@ -21,7 +21,7 @@ from forebay.core.limits.guarded import GuardedConfig
 from forebay.core.model import Mode, Refusal, Request, Ticket
 from forebay.core.pipeline import Pipeline
 from forebay.core.quota.terms import KeyLimits, KeyTerms
-from forebay.core.shadow import ShadowConfig
+from forebay.core.shadows.shadow import ShadowConfig
 from forebay.core.tuning.depth import TuningConfig
 from forebay.core.tuning.derived import DerivedConfig
 from forebay.core.tuning.fixed import FixedConfig as FixedDepthConfig

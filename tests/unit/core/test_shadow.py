@@ -20,13 +20,13 @@ from forebay.core.limits.fixed import FixedConfig
 from forebay.core.limits.gradient2 import Gradient2Config
 from forebay.core.limits.guarded import GuardedConfig
 from forebay.core.limits.limit import Answer, Limit, View
-from forebay.core.limits.shadow import Shadowed, shadowed, succeeded
+from forebay.core.limits.pair import Shadowed, shadowed, succeeded
 from forebay.core.limits.vegas import VegasConfig
 from forebay.core.model import EngineSignal, Mode, Request, Usage
 from forebay.core.pipeline import PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.queueing.ordering import OrderConfig
-from forebay.core.shadow import POLICIES, VERDICTS, ShadowConfig
+from forebay.core.shadows.shadow import POLICIES, VERDICTS, ShadowConfig
 from forebay.core.tuning.depth import TuningConfig
 from forebay.core.tuning.derived import DerivedConfig
 from forebay.testing import check_empty, check_invariants, check_limit

@@ -7,25 +7,25 @@ from typing import Any
 
 from forebay.core.admission.fair_share import FairShare
 from forebay.core.admission.forecast import WaitForecast
+from forebay.core.admission.pairs import forked, forked_ladder
 from forebay.core.admission.retry_after import RetryLadder
 from forebay.core.admission.retry_budget import RetryBudgets
-from forebay.core.admission.shadow import forked, forked_ladder
 from forebay.core.dispatch.balance import build as build_balancer
 from forebay.core.instant import Even, Instant, Scattered
 from forebay.core.pool import Pool, PoolConfig
 from forebay.core.queueing.floor import FloorShare
 from forebay.core.queueing.ordering import Standing, standing
-from forebay.core.shadow import Kept, Shadow, Shadows
-from forebay.core.shadows.balance import BalanceShadow
-from forebay.core.shadows.depth import DepthShadow
-from forebay.core.shadows.fair_share import FairShareShadow
-from forebay.core.shadows.hold_back import HoldBackShadow
-from forebay.core.shadows.order import OrderShadow
-from forebay.core.shadows.retry_after import RetryAfterShadow
-from forebay.core.shadows.retry_budget import RetryBudgetShadow
-from forebay.core.shadows.wait import WaitShadow
-from forebay.core.shadows.waiting_room import WaitingRoomShadow
-from forebay.core.shadows.window import WindowShadow
+from forebay.core.shadows.questions.balance import BalanceShadow
+from forebay.core.shadows.questions.depth import DepthShadow
+from forebay.core.shadows.questions.fair_share import FairShareShadow
+from forebay.core.shadows.questions.hold_back import HoldBackShadow
+from forebay.core.shadows.questions.order import OrderShadow
+from forebay.core.shadows.questions.retry_after import RetryAfterShadow
+from forebay.core.shadows.questions.retry_budget import RetryBudgetShadow
+from forebay.core.shadows.questions.wait import WaitShadow
+from forebay.core.shadows.questions.waiting_room import WaitingRoomShadow
+from forebay.core.shadows.questions.window import WindowShadow
+from forebay.core.shadows.shadow import Kept, Shadow, Shadows
 
 
 def reconfigure(pool: Pool, config: PoolConfig, now: Instant) -> None:

@@ -10,9 +10,9 @@ import pytest
 from forebay.core.admission.depth import DepthConfig
 from forebay.core.admission.fair_share import FairShareConfig
 from forebay.core.admission.forecast import ForecastConfig
+from forebay.core.admission.pairs import ShadowedForecast, ShadowedLadder
 from forebay.core.admission.retry_after import RetryConfig
 from forebay.core.admission.retry_budget import RetryBudgetConfig
-from forebay.core.admission.shadow import ShadowedForecast, ShadowedLadder
 from forebay.core.admission.waiting_room import WaitingRoomConfig
 from forebay.core.dispatch.balance import AffinityConfig, LeastConfig, P2cConfig
 from forebay.core.events import EngineWarming, Finished
@@ -22,8 +22,8 @@ from forebay.core.model import Mode, Request, Usage
 from forebay.core.pipeline import PipelineConfig
 from forebay.core.pool import PoolConfig
 from forebay.core.queueing.ordering import OrderConfig
-from forebay.core.shadow import POLICIES, ShadowConfig
 from forebay.core.shadows.reload import build
+from forebay.core.shadows.shadow import POLICIES, ShadowConfig
 from forebay.core.tuning.depth import TuningConfig
 from forebay.core.tuning.derived import DerivedConfig
 from forebay.core.tuning.fixed import FixedConfig as FixedDepth

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from forebay.core import verdicts
 from forebay.core.admission.forecast import Outlook, WaitForecast
-from forebay.core.admission.shadow import ShadowedForecast
+from forebay.core.admission.pairs import ShadowedForecast
 from forebay.core.dispatch.leases import Engine
 from forebay.core.instant import MILLISECOND, Instant
 from forebay.core.model import Mode, Refusal, Ticket, Usage
 from forebay.core.outcome import ShedReason
 from forebay.core.pool import Pool
-from forebay.core.shadow import Case, Kept, Said, Shadow, compared
+from forebay.core.shadows.shadow import Case, Kept, Said, Shadow, compared
 
 
 class WaitShadow(Shadow):

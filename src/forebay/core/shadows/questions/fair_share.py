@@ -8,8 +8,8 @@ from forebay.core.instant import MILLISECOND, Instant
 from forebay.core.model import Mode, Refusal, Request, Ticket, Usage
 from forebay.core.outcome import ShedReason
 from forebay.core.pool import Pool
-from forebay.core.shadow import Case, Kept, Said, Shadow, compared
-from forebay.core.shadows.room import has_room
+from forebay.core.shadows.questions.room import has_room
+from forebay.core.shadows.shadow import Case, Kept, Said, Shadow, compared
 
 
 class FairShareShadow(Shadow):

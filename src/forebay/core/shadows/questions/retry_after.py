@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from forebay.core.admission.shadow import ShadowedLadder
+from forebay.core.admission.pairs import ShadowedLadder
 from forebay.core.instant import MILLISECOND, SECOND
 from forebay.core.pool import Pool
-from forebay.core.shadow import Case, Kept, Said, Shadow, Verdict
+from forebay.core.shadows.shadow import Case, Kept, Said, Shadow, Verdict
 
 
 class RetryAfterShadow(Shadow):

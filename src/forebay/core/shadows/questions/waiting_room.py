@@ -6,7 +6,7 @@ from forebay.core import verdicts
 from forebay.core.model import Mode, Refusal
 from forebay.core.outcome import ShedReason
 from forebay.core.pool import Pool
-from forebay.core.shadow import Case, Kept, Said, Shadow, compared
+from forebay.core.shadows.shadow import Case, Kept, Said, Shadow, compared
 
 
 class WaitingRoomShadow(Shadow):

@@ -1,4 +1,4 @@
-"""Objects of the admission room that tell others what they are told: the acting one decides as it would alone."""
+"""An acting forecast, or calendar, and the one in its shadow: both are told the same, and one decides as if alone."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from forebay.core.dispatch.balance import Balancer
 from forebay.core.dispatch.leases import Engine
 from forebay.core.pool import Pool
-from forebay.core.shadow import Case, Kept, Said, Shadow, Verdict
+from forebay.core.shadows.shadow import Case, Kept, Said, Shadow, Verdict
 
 
 class BalanceShadow(Shadow):

@@ -7,7 +7,7 @@ from forebay.core.dispatch.leases import Engine
 from forebay.core.model import Mode, Refusal
 from forebay.core.outcome import ShedReason
 from forebay.core.pool import Pool
-from forebay.core.shadow import Case, Kept, Said, Shadow, compared
+from forebay.core.shadows.shadow import Case, Kept, Said, Shadow, compared
 
 
 class DepthShadow(Shadow):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forebay.core.dispatch.leases import Engine
 from forebay.core.pool import Pool
-from forebay.core.shadow import Case
+from forebay.core.shadows.shadow import Case
 
 
 def has_room(pool: Pool, case: Case) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from forebay.core.dispatch.leases import Engine
 from forebay.core.limits.limit import Limit
-from forebay.core.limits.shadow import Shadowed
+from forebay.core.limits.pair import Shadowed
 from forebay.core.outcome import ShedReason
 from forebay.core.pool import Pool
-from forebay.core.shadow import Case, Kept, Said, Shadow, compared
+from forebay.core.shadows.shadow import Case, Kept, Said, Shadow, compared
 
 
 class WindowShadow(Shadow):

@@ -8,9 +8,9 @@ from forebay.core.model import Ticket
 from forebay.core.outcome import ShedReason
 from forebay.core.pool import Pool
 from forebay.core.queueing.floor import FloorShare
-from forebay.core.shadow import Case, Kept, Said, Shadow
-from forebay.core.shadow import compared as said
-from forebay.core.shadows.room import has_room
+from forebay.core.shadows.questions.room import has_room
+from forebay.core.shadows.shadow import Case, Kept, Said, Shadow
+from forebay.core.shadows.shadow import compared as said
 
 
 class HoldBackShadow(Shadow):

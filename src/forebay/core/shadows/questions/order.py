@@ -5,7 +5,7 @@ from __future__ import annotations
 from forebay.core.instant import MILLISECOND
 from forebay.core.pool import Pool
 from forebay.core.queueing.ordering import Standing
-from forebay.core.shadow import Case, Kept, Said, Shadow
+from forebay.core.shadows.shadow import Case, Kept, Said, Shadow
 
 
 class OrderShadow(Shadow):
