@@ -59,6 +59,7 @@ class FairShare:
         # find the more were taken away before it.
         self._flows: OrderedDict[str, _Flow] = OrderedDict()
         self._weights = 0.0  # of these
+        self._all_here_until: Instant = -1  # before then none of them has been away for long
         self._first = 0  # requests admitted, as far as they are counted
         self._rate = 0.0  # completed work per second, when it was last looked at
         self._done = 0.0  # work completed since
@@ -113,7 +114,8 @@ class FairShare:
                 return clock  # what cannot be kept is not held against anybody
             flow = self._flows[name] = _Flow(weight, clock, now)
             self._weights += weight
-            self._let_go(now)
+            if now > self._all_here_until:
+                self._let_go(now)
         elif now - flow.seen > LOOK_NS:
             self._see(name, flow, now)
         tag = flow.finish
@@ -143,7 +145,8 @@ class FairShare:
         """It is here, and the last that was seen."""
         flow.seen = now
         self._flows.move_to_end(name)
-        self._let_go(now)
+        if now > self._all_here_until:
+            self._let_go(now)
 
     def _let_go(self, now: Instant) -> None:
         """Let go of flows that have not been here for a while, and owe nothing: a few at a time, for there may be
@@ -152,7 +155,8 @@ class FairShare:
         for _ in range(LET_GO_MOST):
             first = next(iter(flows))
             other = flows[first]
-            if other.seen >= now - self._present_ns:
+            self._all_here_until = other.seen + self._present_ns
+            if now <= self._all_here_until:
                 return
             if other.finish > self.clock:
                 other.seen = now  # it is kept out, not gone

@@ -23,7 +23,9 @@ from forebay.core.model import OBEYED_NS
 FLOWS_MAX = 10_000
 SPAN = 128
 """Seconds that a calendar holds; no library waits for longer."""
-EMPTY = array("d", bytes(8 * SPAN))
+PAST_MOST = 32
+"""Seconds gone by that it may still hold: a flow's is in no cache, and moving it on reads and writes all of it."""
+EMPTY = array("d", bytes(8 * (SPAN + PAST_MOST)))
 WHOLE = 1.0 - 1e-6
 """Of a place is enough: sums of fractions are not exact."""
 
@@ -54,8 +56,8 @@ class _Calendar:
 
     def __init__(self, present: int) -> None:
         self.last = present  # the latest second of which a place was given
-        self._places = array("d", EMPTY)  # from the present on
-        self._first = present  # older seconds are forgotten as it moves on
+        self._places = array("d", EMPTY)  # from `_first` on
+        self._first = present  # or a little earlier: older seconds are forgotten as it moves on
         self._from = present  # no second before it has room
         self._sought = present  # from which second on a place was last looked for
         self._room = 0.0
@@ -69,7 +71,7 @@ class _Calendar:
         A place that several seconds make up together is in the one where so much of it, `drawn` of 1, has come
         together: when the room grows by a little again and again, all these places would else be in the last second.
         """
-        if present > self._first:
+        if present - self._first > PAST_MOST:
             self._forget(present)
         if self._none_from <= first and self._none_to <= last and self._left_most(room, first, last) < WHOLE:
             return None
@@ -100,7 +102,7 @@ class _Calendar:
     def _where(self, drawn: float, room: float, begin: int) -> int:
         """By which index so much of a place has come together."""
         at, found, places = begin, max(0.0, room - self._places[begin]), self._places
-        while found <= drawn and at + 1 < SPAN:
+        while found <= drawn and at + 1 < len(places):
             at += 1
             found += max(0.0, room - places[at])
         return at
@@ -139,7 +141,7 @@ class _Calendar:
         return self._left + grown + room * (last - max(self._none_to, first - 1))
 
     def _forget(self, present: int) -> None:
-        passed = min(present - self._first, SPAN)
+        passed = min(present - self._first, len(EMPTY))
         del self._places[:passed]
         self._places.extend(EMPTY[:passed])
         self._first = present

@@ -9,6 +9,7 @@ before the next request fits.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TypeAlias
 
 from forebay.core.instant import FOREVER, MINUTE, SECOND, Instant
@@ -72,7 +73,7 @@ class Path:
         self._buckets = self._requests + self._rates
         self._meters: tuple[Meter, ...] = self._buckets + self._quotas
         self._tokens: tuple[Meter, ...] = self._rates + self._quotas
-        self._bursts = _smallest_bursts(self._tokens) if self._tokens else _UNBOUNDED
+        self._bursts = _smallest_bursts(tuple((meter.counts, meter.burst) for meter in self._tokens))
         self.metered = bool(self._tokens) or credit is not None
         self.limited = bool(self._meters or self._places) or credit is not None
         self.refusing = False  # did the last check refuse?
@@ -261,11 +262,13 @@ def _tightest(buckets: tuple[Bucket, ...], now: Instant) -> tuple[int, int, int]
     return limit, least if least > 0 else 0, -(-most_ahead // limit) if most_ahead > 0 and limit else 0
 
 
-def _smallest_bursts(meters: tuple[Meter, ...]) -> tuple[int, ...]:
-    """By what is counted."""
+@lru_cache(maxsize=1024)
+def _smallest_bursts(metered: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """By what is counted, of pairs of that and a burst. Keys with the same limits share it: one thing less of each that
+    is in no cache."""
     bursts = list(_UNBOUNDED)
-    for meter in meters:
-        bursts[meter.counts] = min(bursts[meter.counts], meter.burst)
+    for counts, burst in metered:
+        bursts[counts] = min(bursts[counts], burst)
     return tuple(bursts)
 
 
