@@ -25,12 +25,7 @@ class Least:
     prefix_bytes = 0
 
     def choose(
-        self,
-        engines: Sequence[Engine],
-        request: Request,
-        tokens: int,
-        now: Instant,
-        prompt: int | None = None,
+        self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant, prompt: int | None = None
     ) -> Engine | None:
         """The one with room that has the least work before it; at equal work, the fewest requests."""
         best: Engine | None = None

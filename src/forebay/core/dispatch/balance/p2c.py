@@ -27,12 +27,7 @@ class P2c:
         self._chance = chance
 
     def choose(
-        self,
-        engines: Sequence[Engine],
-        request: Request,
-        tokens: int,
-        now: Instant,
-        prompt: int | None = None,
+        self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant, prompt: int | None = None
     ) -> Engine | None:
         """Of two with room, drawn at random, the one with less work before it."""
         able = [engine for engine in engines if engine.has_room(tokens, now, prompt, request.priority)]

@@ -27,12 +27,7 @@ class Random:
         self._chance = chance
 
     def choose(
-        self,
-        engines: Sequence[Engine],
-        request: Request,
-        tokens: int,
-        now: Instant,
-        prompt: int | None = None,
+        self, engines: Sequence[Engine], request: Request, tokens: int, now: Instant, prompt: int | None = None
     ) -> Engine | None:
         """One with room, each as likely as the others."""
         able = [engine for engine in engines if engine.has_room(tokens, now, prompt, request.priority)]
