@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Self
 
 from benchmarks import traffic
@@ -57,16 +57,7 @@ FULL: Final = Load(
     idle_connections=2000,
     queued_requests=500,
 )
-QUICK: Final = Load(
-    connections=32,
-    burst_s=1,
-    streams=100,
-    chunks=50,
-    paced_per_s=400,
-    paced_s=1,
-    idle_connections=500,
-    queued_requests=200,
-)
+QUICK: Final = replace(FULL, burst_s=1, chunks=50, paced_s=1, idle_connections=500, queued_requests=200)
 
 
 class CpuMeter:
