@@ -1,1 +1,1 @@
-"""What a setting in shadow is asked about a request. One file for each question, under the setting's name."""
+"""What a setting in shadow is asked about a request. A file for each question; `room` is what several have to know."""
