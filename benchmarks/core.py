@@ -70,8 +70,10 @@ def measure(situation: Situation, steps: int, overhead_ns: int) -> Figures:
 
 
 def reference(repeats: int, overhead_ns: int, times: int = 1) -> Figures:
-    """The same figures of a fixed piece of Python, so many times: its p99 is the machine's, not ours. The longer a piece
-    is, the more often it is interrupted: a short one says nothing of a long one."""
+    """The same figures of a fixed piece of Python, so many times: its p99 is the machine's, not ours.
+
+    The longer a piece is, the more often it is interrupted: a short one says nothing of a long one.
+    """
     read = time.thread_time_ns
     table = {number: number for number in range(64)}
     taken = []
