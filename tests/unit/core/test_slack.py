@@ -37,7 +37,7 @@ def ahead(ms: int, now: int, generated: int = 101) -> Lease:
 
 def test_streams_let_in_what_they_can_spare() -> None:
     now, slack = SECOND, Slack(OBJECTIVE)
-    streams = [ahead(200, now), ahead(300, now), ahead(400, now)]
+    streams = [ahead(100, now), ahead(200, now), ahead(300, now), ahead(400, now)]
     assert slack.spares(200 * MS, 0, 0, streams, now)
     assert not slack.spares(201 * MS, 0, 0, streams, now)
     assert slack.spares(150 * MS, 50 * MS, 0, streams, now), "and are ahead by so much more after it"
@@ -52,9 +52,13 @@ def test_an_engine_without_streams_has_nobody_to_hold_up() -> None:
 
 def test_a_few_that_have_just_begun_keep_nobody_out() -> None:
     now, slack = SECOND, Slack(OBJECTIVE)
-    assert slack.spares(100 * MS, 0, 0, [stream(now, 1), *(ahead(500, now) for _ in range(4))], now), "one of five"
+    assert slack.spares(100 * MS, 0, 0, [stream(now, 1), ahead(500, now)], now), "one of two"
     slack.changed()
-    assert not slack.spares(100 * MS, 0, 0, [stream(now, 1), stream(now, 1), *(ahead(500, now) for _ in range(3))], now)
+    assert not slack.spares(100 * MS, 0, 0, [stream(now, 1)], now), "there is no other one"
+    slack.changed()
+    assert slack.spares(100 * MS, 0, 0, [stream(now, 1)] * 2 + [ahead(500, now)] * 3, now), "one, and a fifth of five"
+    slack.changed()
+    assert not slack.spares(100 * MS, 0, 0, [stream(now, 1)] * 2 + [ahead(500, now)] * 2, now)
 
 
 def test_a_stream_that_is_lost_or_not_read_keeps_nobody_out() -> None:

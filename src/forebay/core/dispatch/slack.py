@@ -5,7 +5,7 @@ behind: its *slack*. A prompt holds up all streams while the engine reads it. So
 spare what it takes, and waits until they have made it up otherwise. That needs no model of the engine but the rate at
 which it reads prompts, no search for the right number in flight, and it is right at once when the traffic changes.
 
-A few streams may be poorer than that: those that have just begun, and have had no time to get ahead. And streams of a
+A few streams may be poorer than that, one at least: those that have just begun, and have had no time to get ahead. And streams of a
 lower priority keep nobody out: what is above them may hold them up.
 """
 
@@ -114,7 +114,9 @@ class Slack:
         late_at = self._late_at.get(priority)
         if late_at is None:
             late_at = self._late_at[priority] = [at for at, rank in self._streams if rank >= priority]
-        poor = int(self.config.poor_share * len(late_at))
-        if poor >= len(late_at) or 2 * len(late_at) < len(self._streams):
+        asked = len(late_at)
+        if not asked or 2 * asked < len(self._streams):
             return None  # where most are of lower classes, those are held up, and let nobody in until it is made up
+        # However few there are, one of them has just begun.
+        poor = min(1 + int(self.config.poor_share * asked), asked - 1)
         return late_at[poor] - now
