@@ -34,7 +34,7 @@ class FairShareConfig:
 
     burst_s: float = 4.0  # of fair service
     run_ahead_s: float = 10.0  # of fair service is the most that is held against a flow
-    reserve: float = 0.06  # of the pool's places: a burst of those within their share finds it free
+    reserve: float = 0.045  # of the pool's places: a burst of those within their share finds it free
     reserve_from: int = 16  # places; in a smaller pool one place is too much to keep free
     rate_window_s: float = 5.0  # over which the completed work per second is averaged
     present_s: float = 5.0  # after its last admitted request a flow still counts among those that share
