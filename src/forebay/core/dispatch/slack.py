@@ -5,8 +5,8 @@ behind: its *slack*. A prompt holds up all streams while the engine reads it. So
 spare what it takes, and waits until they have made it up otherwise. That needs no model of the engine but the rate at
 which it reads prompts, no search for the right number in flight, and it is right at once when the traffic changes.
 
-A few streams may be poorer than that, one at least: those that have just begun, and have had no time to get ahead. And streams of a
-lower priority keep nobody out: what is above them may hold them up.
+A few streams may be poorer than that, one at least: those that have just begun, and have had no time to get ahead. And
+streams of a lower priority keep nobody out: what is above them may hold them up.
 """
 
 from __future__ import annotations
