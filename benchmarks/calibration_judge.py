@@ -210,14 +210,19 @@ def pace(calibration: Calibration, limits: EngineLimits, seen: Sequence[RequestR
 
     1 is as calibrated; a stretch far from it, among others that are not, is the machine's doing and not the model's.
     """
+    return list(pace_at(calibration, limits, seen).values())
+
+
+def pace_at(calibration: Calibration, limits: EngineLimits, seen: Sequence[RequestRecord]) -> dict[int, float]:
+    """The same by the beginning of each stretch, in ns; `seen` are what was sent straight to the engine."""
     instants = [(record.first_token_ns, record.done_ns) for record in seen]
     _, steps = replay(calibration.profile, limits, calibration.front, offers_of(seen), instants)
     stretches: dict[int, list[float]] = {}
     for step in steps:
-        real_and_due = stretches.setdefault(step.from_ns // STRETCH_NS, [0.0, 0.0])
+        real_and_due = stretches.setdefault(step.from_ns // STRETCH_NS * STRETCH_NS, [0.0, 0.0])
         real_and_due[0] += (step.to_ns - step.from_ns) / 1e6
         real_and_due[1] += calibration.profile.step_ms(step.tokens, step.sequences, step.context, step.pairs)
-    return [real / due for real, due in stretches.values()]
+    return {at: real / due for at, (real, due) in stretches.items()}
 
 
 def simulate(calibration: Calibration, limits: EngineLimits, seen: Sequence[RequestRecord], folder: Path) -> Figures:

@@ -12,7 +12,7 @@ from forebay.load.target import Target
 from forebay.report.records import RequestRecord
 from forebay.report.statistics import percentile
 from forebay.sim.run import Simulation
-from forebay.sim.scenario import ClientSpec, EngineSpec, Scenario, WorkloadSpec
+from forebay.sim.scenario import ClientSpec, EngineSpec, FaultSpec, Scenario, WorkloadSpec
 
 SHOWN: Final = (
     ("served", "served %"), ("good", "good %"), ("ttft_p50", "TTFT p50 ms"), ("ttft_p99", "TTFT p99 ms"),
@@ -36,7 +36,13 @@ def healthy(port: int, path: str) -> bool:
 
 
 def simulated(
-    folder: Path, config: str, profile: str, seen: Sequence[RequestRecord], asked: Sequence[int], seed: int
+    folder: Path,
+    config: str,
+    profile: str,
+    seen: Sequence[RequestRecord],
+    asked: Sequence[int],
+    seed: int,
+    slowdowns: Sequence[FaultSpec] = (),
 ) -> list[RequestRecord]:
     """The same requests, with the sizes that were asked for, through this configuration before that profile."""
     trace = folder / "trace.csv"
@@ -50,7 +56,7 @@ def simulated(
             name="live",
             policy="guarded",
             config=config,
-            engines=EngineSpec(profile=profile),
+            engines=EngineSpec(profile=profile, faults=tuple(slowdowns)),
             workload=WorkloadSpec(trace=str(trace)),
             clients=ClientSpec(max_tokens="exact"),
             seed=seed,
