@@ -23,7 +23,7 @@ from benchmarks import environment, publish
 from benchmarks.control_bounds import bounds
 from benchmarks.control_cases import A100, CASES, H100, Figures, Trial, measure
 from benchmarks.control_plan import PILOT_SEEDS, pilot, plan
-from benchmarks.control_tables import SECTIONS, section
+from benchmarks.control_tables import SECTIONS, brief, section
 from benchmarks.peers import ROOT
 from benchmarks.trials import run
 from forebay.sim.sweep import fingerprint
@@ -143,6 +143,8 @@ def main(
         return
     publish.write_results("control", result, json_path)
     publish.write_sections(PAGE, {name: body for name, body in sections.items() if body})
+    if found := brief(result):
+        publish.write_sections(ROOT / "README.md", {"control": found})
 
 
 if __name__ == "__main__":

@@ -206,6 +206,30 @@ def _chosen(result: Mapping[str, Any]) -> list[str]:
     return [*lines, f"Most favourable signals: {signals}."]
 
 
+BRIEF = (
+    (FOREBAY, "Forebay"), ("fixed", "best fixed window"), ("gradient2", "Gradient2"), ("aimd", "AIMD"),
+    ("vegas", "Vegas"), ("envoy", "Envoy's gradient"), ("llm-d gate", "llm-d's gate"), ("vllm caps", "vLLM's caps"),
+    ("none", "no gateway"),
+)  # fmt: skip
+
+
+def brief(result: Mapping[str, Any]) -> str:
+    """The few figures of the README: good work, tokens weighted, at two loads; empty when the results lack them."""
+    chat = select(rows(result, "goodput"), profile=A100, mix="chat")
+    body = []
+    for load in (2.0, 10.0):
+        means = [
+            row.mean("weighted")
+            for name, _ in BRIEF
+            for row in select(chat, load=load)
+            if row.policy == name or row.policy.startswith(f"{name} ")
+        ]
+        body.append([f"{load:g}x", *(f"{100.0 * mean:.1f}" for mean in means if mean is not None)])
+    if any(len(line) != 1 + len(BRIEF) for line in body):
+        return ""
+    return "\n".join(table(["offered load", *(title for _, title in BRIEF)], body)) + "\n"
+
+
 SECTIONS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "targets": targets,
     "bounds": _chosen,
