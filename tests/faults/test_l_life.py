@@ -43,11 +43,11 @@ def test_l01_cold_start(backend: FakeBackend, start_gateway: StartGateway) -> No
 
     backend.probe, backend.script = probe, scripts.silent
     gateway = start_gateway(config_for(backend, **PATIENT), ready=False)
-    began = time.monotonic()
+    began, asked = time.monotonic(), 0
     while time.monotonic() < began + 0.8:
-        answer = ask(gateway.port, chat(stream=True))
+        answer, asked = ask(gateway.port, chat(stream=True)), asked + 1
         assert (answer.status, answer.reason) == (503, "warming")
-        assert 28 <= answer.retry_after <= 38
+        assert 28 <= answer.retry_after <= 31 + asked, "one return per second, while nothing is known of the engine"
         assert gateway.gauges() == (0, 0)
         time.sleep(0.1)  # the engine stays cold for 0.8 s: asked now and then
     assert not backend.calls
