@@ -10,5 +10,5 @@ from hypothesis import settings
 settings.register_profile("forebay", derandomize=True, deadline=None, database=None)
 settings.load_profile("forebay")
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and programs that they start and stop with it too.
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so the programs that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
