@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-
 from forebay.load.target import Target
 from forebay.load.workload import Key, Workload
 from forebay.workload.arrival import NS_PER_S
